@@ -1,0 +1,1 @@
+"""Examples: where they come from and in which order they are read."""

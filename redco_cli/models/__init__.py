@@ -1,0 +1,1 @@
+"""What is trained: models behind one interface."""

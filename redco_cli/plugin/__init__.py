@@ -1,0 +1,1 @@
+"""The plugin contract and how plugins are found and proved."""

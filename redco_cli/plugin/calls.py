@@ -1,0 +1,151 @@
+"""The plugin's functions as the core calls them: what they raise gets a place, what they return is checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from redco_cli.errors import PluginError
+from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
+from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.load import LoadedPlugin
+
+SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
+
+
+def describe(batch: Any) -> str:
+    """The arrays of a batch in a line: `input_ids int32[8,128], labels int32[8,128]`."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(batch)
+    return ", ".join(
+        f"{jax.tree_util.keystr(path, simple=True, separator='.')} {jnp.dtype(leaf.dtype).name}{list(leaf.shape)}"
+        for path, leaf in flat
+    )
+
+
+def call_collate(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> Any:
+    """`collate_fn` on examples; what it returns is unchecked here."""
+    given = f"\n  on {len(examples)} examples, the first with keys {', '.join(map(str, examples[0]))}"
+    with guarded(f"{plugin.file}: collate_fn", "collate_fn", plugin.file, given):
+        return plugin.collate_fn(ctx, examples)
+
+
+def call_loss(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, rng: Any, *, train: bool) -> Loss:
+    """`loss_fn` on a batch, traced; always a `Loss` of float32 scalars, each metric a pair (sum, weight).
+
+    A scalar mean becomes Loss(mean * B, B): each example of the batch weighs the same.
+
+    Raises:
+        PluginError: the function raised, or did not return a scalar or a `Loss` of scalars.
+    """
+    where = f"{plugin.file}: loss_fn"
+    with guarded(where, "loss_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
+        value = plugin.loss_fn(ctx, params, batch, rng, train)
+    if not isinstance(value, Loss):
+        mean = _scalar(value, where, "its return value", batch)
+        examples = jnp.float32(jax.tree.leaves(batch)[0].shape[0])
+        return Loss(mean * examples, examples)
+    weight = jax.lax.stop_gradient(_scalar(value.weight, where, "Loss.weight", batch))
+    metrics = {}
+    for name, metric in value.metrics.items():
+        pair = metric if isinstance(metric, tuple) and len(metric) == 2 else (metric, weight)
+        metrics[name] = tuple(jax.lax.stop_gradient(_scalar(part, where, f"the metric {name}", batch)) for part in pair)
+    return Loss(_scalar(value.sum, where, "Loss.sum", batch), weight, metrics)
+
+
+def _scalar(value: Any, where: str, what: str, batch: Batch) -> jax.Array:
+    shape = getattr(value, "shape", () if isinstance(value, int | float) else None)
+    if shape is None:
+        raise PluginError(where, f"{what} is {type(value).__name__}; {SCALAR_OR_LOSS}", "return one number per batch")
+    if shape != ():
+        problem = f"{what} has shape {list(shape)} on the batch {describe(batch)}; {SCALAR_OR_LOSS}"
+        raise PluginError(where, problem, "reduce it with .sum() or .mean()")
+    return jnp.asarray(value, jnp.float32)
+
+
+def call_predict(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, rng: Any) -> Any:
+    """`predict_fn` on a batch, traced.
+
+    Raises:
+        PluginError: the function raised, or an output has no leading dim B.
+    """
+    with guarded(f"{plugin.file}: predict_fn", "predict_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
+        outputs = plugin.predict_fn(ctx, params, batch, rng)
+    size = jax.tree.leaves(batch)[0].shape[0]
+    leaves = jax.tree.leaves(outputs)
+    if not leaves or any(getattr(leaf, "shape", ())[:1] != (size,) for leaf in leaves):
+        found = ", ".join(str(list(getattr(leaf, "shape", ()))) for leaf in leaves) or "nothing"
+        problem = f"it returned arrays of shape {found} on the batch {describe(batch)}"
+        raise PluginError(
+            f"{plugin.file}: predict_fn", problem, f"return arrays whose leading dim is the batch, {size} here"
+        )
+    return outputs
+
+
+def call_output(plugin: LoadedPlugin, ctx: Context, outputs: Any, size: int) -> list[Any]:
+    """JSON-able predictions from the numpy arrays of one batch; without an `output_fn`, each row as (nested) lists.
+
+    Raises:
+        PluginError: the function raised, returned another number of predictions, or something JSON cannot hold.
+    """
+    if plugin.output_fn is None:
+        return [jax.tree.map(lambda leaf, row=row: leaf[row].tolist(), outputs) for row in range(size)]
+    where = f"{plugin.file}: output_fn"
+    with guarded(where, "output_fn", plugin.file, f"\n  on the outputs {describe(outputs)}"):
+        predictions = list(plugin.output_fn(ctx, outputs))
+    if len(predictions) != size:
+        problem = f"it returned {len(predictions)} predictions for {size} examples"
+        raise PluginError(where, problem, "return exactly one prediction per row")
+    for prediction in predictions:
+        try:
+            json.dumps(prediction)
+        except (TypeError, ValueError) as error:
+            problem = f"a prediction cannot be written as JSON: {error}"
+            raise PluginError(where, problem, "return text, numbers, lists and dicts (.tolist(), float())") from None
+    return predictions
+
+
+def call_metric(
+    plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example], predictions: Sequence[Any]
+) -> dict[str, float]:
+    """`metric_fn` over all examples; nothing without one.
+
+    Raises:
+        PluginError: the function raised or did not return a mapping of names to finite-or-NaN numbers.
+    """
+    if plugin.metric_fn is None:
+        return {}
+    where = f"{plugin.file}: metric_fn"
+    with guarded(where, "metric_fn", plugin.file):
+        metrics = plugin.metric_fn(ctx, examples, predictions)
+    if not isinstance(metrics, Mapping):
+        raise PluginError(where, f"it returned {type(metrics).__name__}", "return a dict of floats")
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError) as error:
+        raise PluginError(where, f"a metric is no number: {error}", "return a dict of floats") from None
+
+
+def prove(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, *, stage: str) -> Any:
+    """Traces `loss_fn` (stages train, eval) or `predict_fn` (predict) over abstract values: nothing is computed.
+
+    Args:
+        params: abstract parameters.
+        batch: one real or abstract batch.
+
+    Returns:
+        The abstract `Loss` or outputs.
+
+    Raises:
+        PluginError: as `call_loss` and `call_predict`; also when the loss is an integer.
+    """
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
+    if stage == "predict":
+        return jax.eval_shape(lambda p, b, k: call_predict(plugin, ctx, p, b, k), params, abstract, key)
+    return jax.eval_shape(
+        lambda p, b, k: call_loss(plugin, ctx, p, b, k, train=stage == "train"), params, abstract, key
+    )

@@ -1,0 +1,230 @@
+"""What a plugin is: three functions, some optional ones, and the words this project uses. All a plugin author imports.
+
+Glossary. Each word has one meaning everywhere in redco.
+    axis            of a mesh: `data`. Never of an array.
+    dim             of an array: a batch has dims [batch, length].
+    logical axis    what a dim stands for in the model (`vocab`, `heads`), whatever array it appears in.
+    example         one item of a dataset, a dict before `collate_fn` sees it.
+    global batch    the examples of one optimizer step, over all processes, devices and micro-batches.
+    micro-batch     the part of a global batch that goes through one forward and backward pass, over all devices.
+    step            an optimizer step: one update of the parameters. Never a micro-batch.
+    token           one position of a sequence that carries loss, unless said otherwise.
+    process         one Python program of a run; a host usually runs one.
+    host            a machine. Its devices are local to its process.
+    device          one accelerator, or one (possibly fake) CPU.
+
+Shape letters: B batch, whatever its size; L length of a sequence; V vocabulary.
+
+A plugin is a Python module with these functions. They see a whole batch and hold no device, host or collective code:
+
+    def collate_fn(ctx, examples): ...             # list of dicts -> dict of numpy arrays, leading dim B
+    def loss_fn(ctx, params, batch, rng, train):   # -> scalar mean, or Loss(sum, weight, metrics={...})
+    def predict_fn(ctx, params, batch, rng): ...   # -> pytree of arrays, leading dim B
+
+and, where needed:
+
+    def output_fn(ctx, outputs): ...               # numpy arrays of one batch -> list of B JSON-able predictions
+    def metric_fn(ctx, examples, predictions): ... # all examples and predictions -> dict of floats
+    def load_examples(ctx, split): ...             # "train" or "eval" -> sequence or iterable of dicts
+    def build_model(ctx): ...                      # -> flax.linen.Module, when no named model is used
+    def optimizer_fn(ctx, schedule): ...           # -> optax.GradientTransformation
+    def run_fn(run): ...                           # a custom outer loop over run.train / run.evaluate / run.predict
+
+An optional dataclass `Options` types `plugin.options` of the recipe: unknown or mistyped options are then refused.
+
+Example, a linear regression:
+
+>>> import numpy as np, jax.numpy as jnp
+>>> def collate_fn(ctx, examples):
+...     return {name: np.stack([e[name] for e in examples]) for name in ("x", "y")}
+>>> def loss_fn(ctx, params, batch, rng, train):
+...     error = ctx.model(params, batch["x"])[:, 0] - batch["y"]
+...     return Loss((error**2).sum(), error.size)
+>>> def predict_fn(ctx, params, batch, rng):
+...     return ctx.model(params, batch["x"])[:, 0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import jax
+
+from redco_cli.recipe.schema import Recipe
+
+Params = Any
+"""A pytree (nested dicts) of arrays: the parameters of a model."""
+Example = Mapping[str, Any]
+"""One item of a dataset."""
+Batch = Mapping[str, Any]
+"""Name to array, each with leading dim B."""
+Stage = Literal["train", "eval", "predict"]
+
+IGNORED_LABEL = -100
+"""The label of a position that carries no loss, as in Hugging Face datasets."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Loss:
+    """A loss that does not depend on how the batch is cut.
+
+    The core adds sums and weights over micro-batches and devices and divides once:
+        loss = Σ sum / Σ weight
+    so a batch with unevenly masked examples has the same loss and gradient in one piece or in eight.
+
+    Attributes:
+        sum: scalar; the loss summed over whatever counts (tokens, examples). Differentiated.
+        weight: scalar; how much counted. Not differentiated. Zero is allowed: the batch then adds nothing.
+        metrics: name to a scalar sum over the same weight, or to a pair (sum, weight) of its own.
+    """
+
+    sum: Any
+    weight: Any
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Model(Protocol):
+    """What `ctx.model` offers, whatever is behind it."""
+
+    config: Any
+    """The Hugging Face config; None for a model from `build_model`."""
+
+    def __call__(self, params: Params, *inputs: Any, rng: Any = None, train: bool = False, **named: Any) -> Any:
+        """Applies the model.
+
+        Args:
+            params: as `init` returns them.
+            inputs: the model's inputs in its own order, such as `input_ids` [B, L]; `named` likewise by name.
+            rng: key for dropout, needed when `train` is true and the model has dropout.
+            train: whether dropout is active.
+
+        Returns:
+            The logits of the task's head (language modelling: [B, L, V]); where a head has several outputs
+            (question answering, CLIP), its output object; for a module from `build_model`, what it returns.
+        """
+        ...
+
+    def init(self, rng: Any) -> Params:
+        """Fresh parameters, float32. Traceable: call it under `jit` to have them born sharded."""
+        ...
+
+    def generate(
+        self, params: Params, inputs: Any, attention_mask: Any = None, *, rng: Any = None, **settings: Any
+    ) -> Any:
+        """Generates token ids.
+
+        Args:
+            params: as `init` returns them.
+            inputs: where the model starts: prompt ids [B, L] (causal models: padded on the left), source ids [B, L],
+                or an encoder's pixel values or features.
+            attention_mask: [B, L], 1 for real tokens.
+            rng: key for sampling.
+            settings: fields of the recipe's `predict.generation`.
+
+        Returns:
+            Token ids [B, N] of the output alone, without the prompt, padded with the pad id after the end.
+
+        Raises:
+            ModelError: when the model does not generate, or not in the way asked for.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the functions of a plugin are told.
+
+    Attributes:
+        model: the model; None inside `build_model` and `load_examples` called before a model exists.
+        tokenizer: the model's tokenizer, or its processor (images, audio); None when there is none.
+        options: the plugin's options: an instance of its `Options` dataclass, or the mapping from the recipe.
+        recipe: the whole recipe, typed.
+        stage: what a batch is for: `train` and `eval` go to `loss_fn`, `predict` goes to `predict_fn`. A `collate_fn`
+            that builds different batches for the two (a prompt without its answer) looks here.
+    """
+
+    model: Any
+    tokenizer: Any
+    options: Any
+    recipe: Recipe
+    stage: Stage = "train"
+
+
+class Run(Protocol):
+    """What `run_fn` drives: a run with its state. Without a `run_fn`, redco calls `run.train()` once."""
+
+    ctx: Context
+    params: Params
+    """The current parameters; assign to replace them (federated averaging). The optimizer state stays."""
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        ...
+
+    def train(self, examples: Sequence[Example] | None = None, steps: int | None = None) -> Mapping[str, float]:
+        """Trains for `steps` optimizer steps (default: to the end of the run) on `examples` (default: the recipe's).
+
+        Returns:
+            The means of loss and metrics over these steps.
+        """
+        ...
+
+    def evaluate(self, examples: Sequence[Example] | None = None) -> Mapping[str, float]:
+        """Loss and metrics over every example once (default: the recipe's eval data)."""
+        ...
+
+    def predict(self, examples: Sequence[Example] | None = None) -> list[Any]:
+        """Predictions in the order of `examples` (default: the recipe's eval data)."""
+        ...
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Records values of the outer loop (a round's return, say) at the current step."""
+        ...
+
+    def save(self) -> None:
+        """Writes a checkpoint of the current state."""
+        ...
+
+
+class Plugin(Protocol):
+    """The module itself, as the core sees it; the optional functions are None where the plugin has none."""
+
+    def collate_fn(self, ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
+        """Examples to a batch of numpy arrays with leading dim B = len(examples)."""
+        ...
+
+    def loss_fn(self, ctx: Context, params: Params, batch: Batch, rng: Any, train: bool) -> Any:
+        """The loss of one batch: a scalar mean over its examples, or a `Loss`. Traced by JAX."""
+        ...
+
+    def predict_fn(self, ctx: Context, params: Params, batch: Batch, rng: Any) -> Any:
+        """Outputs of one batch, leading dim B. Row i may depend on row i of the batch only. Traced by JAX."""
+        ...
+
+    def output_fn(self, ctx: Context, outputs: Any) -> Sequence[Any]:
+        """Arrays of one batch to JSON-able predictions, one per example."""
+        ...
+
+    def metric_fn(self, ctx: Context, examples: Sequence[Example], predictions: Sequence[Any]) -> Mapping[str, float]:
+        """Metrics over all examples and their predictions."""
+        ...
+
+    def load_examples(self, ctx: Context, split: str) -> Sequence[Example] | Iterable[Example]:
+        """The examples of "train" or "eval"."""
+        ...
+
+    def build_model(self, ctx: Context) -> Any:
+        """A `flax.linen.Module`; the parameter names of its `__call__` are looked up in the batch."""
+        ...
+
+    def optimizer_fn(self, ctx: Context, schedule: Any) -> Any:
+        """An optax transformation; `schedule` maps the optimizer step to the learning rate."""
+        ...
+
+    def run_fn(self, run: Run) -> None:
+        """A custom outer loop."""
+        ...

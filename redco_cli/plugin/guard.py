@@ -1,0 +1,36 @@
+"""The one place where code that is not ours runs: what it raises becomes an error with its place."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+
+from redco_cli.errors import PluginError, RedcoError
+
+
+@contextlib.contextmanager
+def guarded(where: str, doing: str, file: str, given: str = "") -> Iterator[None]:
+    """Turns what plugin code raises into a `PluginError` that names the plugin's own line.
+
+    Args:
+        where: the place to name when no frame of the plugin is in the traceback.
+        doing: what the core was doing, such as `loss_fn`.
+        file: the plugin's source file.
+        given: what the function was called with, shown after the exception.
+    """
+    try:
+        yield
+    except RedcoError:
+        raise
+    except Exception as error:  # plugin code is the user's: whatever it raises is theirs to see, with its place
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
+        place = f"{file}:{frames[-1].lineno}: {frames[-1].name}" if frames else where
+        if isinstance(error, SyntaxError) and error.filename:
+            place = f"{file}:{error.lineno}"
+        line = f" at `{frames[-1].line}`" if frames and frames[-1].line else ""
+        message = "\n".join(str(error).strip().splitlines()[:6])
+        problem = f"{doing} raised {type(error).__name__}{line}: {message}{given}"
+        raise PluginError(
+            place, problem, "fix the plugin; `redco --traceback ...` shows the whole traceback"
+        ) from error

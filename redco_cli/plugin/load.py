@@ -1,0 +1,185 @@
+"""Finds a plugin and reads its functions: a built-in name, a file, or a dotted module."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import sys
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from redco_cli.errors import PluginError, Problem
+from redco_cli.plugin.guard import guarded
+from redco_cli.recipe.explain import did_you_mean
+from redco_cli.recipe.schema import PluginSection
+from redco_cli.recipe.shipped import shipped_plugins
+
+REQUIRED = {
+    "collate_fn": ("ctx", "examples"),
+    "loss_fn": ("ctx", "params", "batch", "rng", "train"),
+    "predict_fn": ("ctx", "params", "batch", "rng"),
+}
+OPTIONAL = {
+    "output_fn": ("ctx", "outputs"),
+    "metric_fn": ("ctx", "examples", "predictions"),
+    "load_examples": ("ctx", "split"),
+    "build_model": ("ctx",),
+    "optimizer_fn": ("ctx", "schedule"),
+    "run_fn": ("run",),
+}
+
+
+@dataclass(frozen=True)
+class LoadedPlugin:
+    """A plugin whose functions exist and take the arguments of the contract.
+
+    Attributes:
+        name: as the recipe names it.
+        file: its source file, for errors.
+        options: what plugin functions get as `ctx.options`.
+
+    The functions are those of `plugin/contract.py`; an optional one that the plugin lacks is None.
+    """
+
+    name: str
+    file: str
+    options: Any
+    collate_fn: Callable[..., Any]
+    loss_fn: Callable[..., Any]
+    predict_fn: Callable[..., Any]
+    output_fn: Callable[..., Any] | None = None
+    metric_fn: Callable[..., Any] | None = None
+    load_examples: Callable[..., Any] | None = None
+    build_model: Callable[..., Any] | None = None
+    optimizer_fn: Callable[..., Any] | None = None
+    run_fn: Callable[..., Any] | None = None
+
+
+def load_plugin(section: PluginSection, directory: Path, where: Callable[[str], str]) -> LoadedPlugin:
+    """Imports the plugin of a recipe and checks its functions' signatures and its options.
+
+    Args:
+        section: the recipe's `plugin`.
+        directory: where relative files are searched first; then the working directory.
+        where: dotted recipe key to its place.
+
+    Raises:
+        PluginError: not found, fails to import, lacks a function, a function takes other arguments, or the options do
+            not fit the plugin's `Options`.
+    """
+    module = _import(section.module, directory, where("plugin.module"))
+    file = _relative(module.__file__ or section.module)
+    functions = _functions(module, file)
+    return LoadedPlugin(section.module, file, _options(module, section.options, where), **functions)
+
+
+def _import(name: str, directory: Path, where: str) -> types.ModuleType:
+    builtins = shipped_plugins()
+    if name in builtins:
+        return _import_file(builtins[name], where)
+    if name.endswith(".py"):
+        candidates = [directory / name, Path(name)]
+        for path in candidates:
+            if path.is_file():
+                return _import_file(path.resolve(), where)
+        looked = " and ".join(dict.fromkeys(str(path) for path in candidates))
+        raise PluginError(where, f"no such plugin file: looked for {looked}", "correct the path")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise PluginError(
+            where, f"{name} is neither a built-in plugin nor a module", did_you_mean(name, list(builtins))
+        )
+    with guarded(where, "importing the plugin", found.origin or name):
+        return importlib.import_module(name)
+
+
+def _import_file(path: Path, where: str) -> types.ModuleType:
+    name = f"redco_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise PluginError(where, f"{path} is no Python file", "name a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickled functions look their module up by name
+    with guarded(where, "importing the plugin", str(path)):
+        spec.loader.exec_module(module)
+    return module
+
+
+def _functions(module: types.ModuleType, file: str) -> dict[str, Callable[..., Any]]:
+    problems: list[Problem] = []
+    functions: dict[str, Callable[..., Any]] = {}
+    for name, arguments in (REQUIRED | OPTIONAL).items():
+        function = getattr(module, name, None)
+        if function is None:
+            if name in REQUIRED:
+                similar = [
+                    known for known in vars(module) if known.endswith("_fn") and known not in REQUIRED | OPTIONAL
+                ]
+                hint = f"; the plugin has {', '.join(similar)}" if similar else ""
+                problems.append(Problem(file, f"has no {name}{hint}", f"define {name}({', '.join(arguments)})"))
+            continue
+        problem = _signature_problem(function, arguments)
+        if problem:
+            problems.append(Problem(_place(function, name, file), problem, f"write {name}({', '.join(arguments)})"))
+        functions[name] = function
+    if problems:
+        raise PluginError.of(problems)
+    return functions
+
+
+def _signature_problem(function: Any, arguments: tuple[str, ...]) -> str:
+    if not callable(function):
+        return f"is {type(function).__name__}, not a function"
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return f"takes {signature}, but is called with ({', '.join(arguments)})"
+    return ""
+
+
+def _place(function: Any, name: str, file: str) -> str:
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return f"{file}:{code.co_firstlineno}: {name}" if code else f"{file}: {name}"
+
+
+def _options(module: types.ModuleType, given: Mapping[str, Any], where: Callable[[str], str]) -> Any:
+    options = getattr(module, "Options", None)
+    if options is None:
+        return types.MappingProxyType(dict(given))
+    if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
+        raise PluginError(module.__name__, "its Options is no dataclass", "decorate it with @dataclass(frozen=True)")
+    closed = pydantic.ConfigDict(extra="forbid", strict=True)
+    try:
+        checked = pydantic.TypeAdapter(pydantic.dataclasses.dataclass(options, config=closed)).validate_python(given)
+    except pydantic.ValidationError as error:
+        known = [field.name for field in dataclasses.fields(options)]
+        raise PluginError.of([_option_problem(one, known, where) for one in error.errors()]) from None
+    return options(**{field.name: getattr(checked, field.name) for field in dataclasses.fields(options)})
+
+
+def _option_problem(detail: Any, known: list[str], where: Callable[[str], str]) -> Problem:
+    name = str(detail["loc"][0]) if detail["loc"] else ""
+    place = where(f"plugin.options.{name}")
+    if detail["type"] == "unexpected_keyword_argument":
+        return Problem(place, "the plugin has no such option", did_you_mean(name, known))
+    if detail["type"] in ("missing", "missing_argument"):
+        return Problem(place, "the plugin needs this option", f"add it under plugin.options; known: {', '.join(known)}")
+    return Problem(place, f"{detail['input']!r} given: {detail['msg']}", "see the Options of the plugin")
+
+
+def _relative(file: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file

@@ -1,0 +1,191 @@
+"""Building blocks for plugins: pure functions that most of them need. The built-in plugins use nothing else.
+
+Shape letters: B batch, L length of a sequence, N length of an output, V vocabulary or number of classes, `...` any dims.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from redco_cli.errors import PluginError
+from redco_cli.plugin.contract import IGNORED_LABEL, Example, Loss
+from redco_cli.recipe.shipped import shipped_plugins
+
+Ints = NDArray[np.int32]
+
+
+def column(examples: Sequence[Example], name: str) -> list[Any]:
+    """The value of one column in every example.
+
+    Raises:
+        PluginError: an example does not have it.
+    """
+    for example in examples:
+        if name not in example:
+            raise PluginError(
+                "collate_fn",
+                f"an example has no column {name!r}; it has {', '.join(map(repr, sorted(example))) or 'none'}",
+                "name the right column in plugin.options, or rename it in the data",
+            )
+    return [example[name] for example in examples]
+
+
+def pad(
+    rows: Sequence[Sequence[int]], length: int, value: int, side: Literal["left", "right"] = "right"
+) -> tuple[Ints, Ints]:
+    """Rows of different lengths as one array of a fixed shape, so that a compiled step fits every batch.
+
+    Args:
+        rows: B lists of token ids or labels, none longer than `length`.
+        length: L.
+        value: what fills the rest, `tokenizer.pad_token_id` for ids, `IGNORED_LABEL` for labels.
+        side: where it goes; models continue prompts that are padded on the left.
+
+    Returns:
+        The padded rows [B, L] and their mask [B, L], 1 where a row has an element of its own.
+
+    Raises:
+        ValueError: a row is longer than `length`: what to cut is the plugin's decision.
+
+    >>> pad([[5, 6, 7], [8]], 4, value=0, side="left")[0].tolist()
+    [[0, 5, 6, 7], [0, 0, 0, 8]]
+    """
+    padded = np.full((len(rows), length), value, np.int32)
+    mask = np.zeros((len(rows), length), np.int32)
+    for index, row in enumerate(rows):
+        if len(row) > length:
+            raise ValueError(f"row {index} has {len(row)} elements, but the length is {length}")
+        start = length - len(row) if side == "left" else 0
+        padded[index, start : start + len(row)] = row
+        mask[index, start : start + len(row)] = 1
+    return padded, mask
+
+
+def token_loss(logits: jax.Array, labels: jax.Array) -> Loss:
+    """Cross-entropy summed over everything that has a label, in float32, in nats.
+
+        sum = -Σ log softmax(logits)[label]    over positions with label != IGNORED_LABEL
+        weight = the number of such positions
+
+    Args:
+        logits: [..., V]: tokens [B, L, V], or classes [B, V].
+        labels: [...], integers below V, or IGNORED_LABEL.
+
+    Returns:
+        The loss, with the metric `accuracy`: the share of labels that have the largest logit.
+    """
+    counts = labels != IGNORED_LABEL
+    safe = jnp.where(counts, labels, 0)
+    logits = logits.astype(jnp.float32)
+    chosen = jnp.take_along_axis(logits, safe[..., None], axis=-1)[..., 0]
+    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
+    correct = (jnp.argmax(logits, axis=-1) == safe) & counts
+    return Loss(
+        sum=jnp.where(counts, losses, 0.0).sum(),
+        weight=counts.sum(),
+        metrics={"accuracy": correct.sum()},
+    )
+
+
+def next_token_loss(logits: jax.Array, labels: jax.Array) -> Loss:
+    """`token_loss` of predicting each token from those before it.
+
+    Args:
+        logits: [B, L, V], those at position i predict token i + 1.
+        labels: [B, L], aligned with the input: token i, or IGNORED_LABEL where it carries no loss. The first of each
+            row is predicted by nothing and never counts.
+    """
+    return token_loss(logits[:, :-1], labels[:, 1:])
+
+
+def decode(tokenizer: Any, ids: NDArray[Any]) -> list[str]:
+    """Generated token ids [B, N] as B texts, without padding, end mark and other special tokens."""
+    texts: list[str] = tokenizer.batch_decode(np.asarray(ids), skip_special_tokens=True)
+    return texts
+
+
+def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
+    """The share of predictions, 0 to 1, that equal their reference up to surrounding white space.
+
+    >>> exact_match(["1999-03-03 ", "2000-01-02"], ["1999-03-03", "2000-01-01"])
+    0.5
+    """
+    pairs = zip(predictions, references, strict=True)
+    return float(np.mean([prediction.strip() == reference.strip() for prediction, reference in pairs]))
+
+
+def held_out(key: str, share: float) -> bool:
+    """Whether `key` belongs to the eval split: a fixed pseudo-random choice of about `share` (0 to 1) of all keys.
+
+    The choice depends on nothing but the key, so a split by it is the same in every run, and two examples with the
+    same key can never lie on both sides.
+    """
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4]) < share * 2**32
+
+
+def builtin(name: str) -> ModuleType:
+    """The built-in plugin `name`, for a plugin that differs from it in a function or two.
+
+        seq2seq = builtin("seq2seq")
+        collate_fn, loss_fn, predict_fn = seq2seq.collate_fn, seq2seq.loss_fn, seq2seq.predict_fn
+
+    Raises:
+        PluginError: there is none of that name.
+    """
+    known = shipped_plugins()
+    if name not in known:
+        raise PluginError(f"builtin({name!r})", "no built-in plugin has this name", f"known: {', '.join(known)}")
+    qualified = f"redco_builtin_{name}"
+    if qualified not in sys.modules:
+        spec = importlib.util.spec_from_file_location(qualified, known[name])
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[qualified] = module  # before it runs: dataclasses look their module up
+        spec.loader.exec_module(module)
+    return sys.modules[qualified]
+
+
+_LEFT_OUT = frozenset(
+    "__phello__ __pycache__ dist-packages distutils encodings ensurepip idlelib lib2to3 pydoc_data site-packages test "
+    "tests turtledemo".split()
+)
+"""Folders of tests, tables and installed packages, and those that only some Python versions or installations have."""
+
+
+@cache
+def standard_library() -> Mapping[str, str]:
+    """Real text for examples that need no network: the source of this Python's standard library.
+
+    About seven million characters. Files that are not plain ASCII are left out: in the rest a character is a byte.
+
+    Returns:
+        Dotted module name to source text, sorted by name.
+
+    Raises:
+        PluginError: this Python came without its source.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    sources: dict[str, str] = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        if _LEFT_OUT.isdisjoint(parts) and not any("-" in part or "_sysconfigdata" in part for part in parts):
+            text = path.read_bytes()
+            if text.isascii():
+                sources[".".join(parts).removesuffix(".__init__")] = text.decode()
+    if not sources:
+        raise PluginError(str(root), "this Python has no library source files", "use a Python installed with them")
+    return dict(sorted(sources.items()))

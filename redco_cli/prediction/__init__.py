@@ -1,0 +1,1 @@
+"""Predictions: every example once, in order."""

@@ -1,0 +1,1 @@
+"""Recipes: what a run is, as a typed document. Imports neither JAX nor any model library."""

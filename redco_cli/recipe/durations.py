@@ -1,0 +1,92 @@
+"""Lengths of time in a run, in the units people think in, converted to optimizer steps once."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic_core import CoreSchema, core_schema
+
+_TEXT = re.compile(r"(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>%|steps?|epochs?)")
+_EXPECTED = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length of training.
+
+    Attributes:
+        amount: how many of `unit`; never negative.
+        unit: `steps` are optimizer steps, `epochs` are passes over the training data, `%` is a share of all steps.
+    """
+
+    amount: float
+    unit: Literal["steps", "epochs", "%"]
+
+    @classmethod
+    def parse(cls, value: object) -> Duration:
+        """Reads `200`, `"200 steps"`, `"1 epoch"`, `"0.5 epochs"` or `"10%"`.
+
+        Raises:
+            ValueError: when `value` is none of these.
+        """
+        if isinstance(value, Duration):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return cls(value, "steps")
+        match = _TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(_EXPECTED)
+        amount, unit = float(match["amount"]), match["unit"]
+        if unit == "%":
+            if amount > 100:
+                raise ValueError("a share of the run cannot exceed 100%")
+            return cls(amount, "%")
+        if unit.startswith("epoch"):
+            return cls(amount, "epochs")
+        if amount != int(amount):
+            raise ValueError("a number of steps must be whole")
+        return cls(int(amount), "steps")
+
+    def in_steps(self, *, total_steps: int | None = None, steps_per_epoch: float | None = None) -> int:
+        """The same length in optimizer steps, rounded up.
+
+        Args:
+            total_steps: the length of the whole run, needed for `%`.
+            steps_per_epoch: examples per epoch / global batch size, needed for `epochs`; None when the data
+                has no known length.
+
+        Raises:
+            ValueError: when the unit cannot be converted with what is given.
+        """
+        if self.unit == "steps":
+            return int(self.amount)
+        if self.unit == "epochs":
+            if steps_per_epoch is None:
+                raise ValueError("the data has no known length, so epochs cannot be counted; give steps")
+            return math.ceil(self.amount * steps_per_epoch)
+        if total_steps is None:
+            raise ValueError("a share needs a whole: give the length of the run in steps or epochs")
+        return math.ceil(self.amount / 100 * total_steps)
+
+    def __str__(self) -> str:
+        amount = f"{self.amount:g}"
+        if self.unit == "%":
+            return f"{amount}%"
+        return amount if self.unit == "steps" else f"{amount} epoch{'' if self.amount == 1 else 's'}"
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(cls._plain)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _schema: CoreSchema, _handler: Any) -> dict[str, Any]:
+        text = {"type": "string", "pattern": f"^{_TEXT.pattern.replace('?P<amount>', '?:').replace('?P<unit>', '?:')}$"}
+        return {"anyOf": [{"type": "integer", "minimum": 0}, text]}
+
+    def _plain(self) -> int | str:
+        return int(self.amount) if self.unit == "steps" else str(self)

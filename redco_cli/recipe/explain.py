@@ -1,0 +1,155 @@
+"""What pydantic found wrong with a recipe, told with place, value, reason and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from redco_cli.errors import Problem
+from redco_cli.recipe.schema import Recipe
+
+_WANTED = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "a mapping (key: value)",
+    "model_type": "a mapping (key: value)",
+    "tuple_type": "a list",
+}
+
+
+def explain(error: ValidationError, where: Callable[[str], str]) -> list[Problem]:
+    """One problem per mistake, in the order of the schema.
+
+    Args:
+        error: what `Recipe.model_validate` raised.
+        where: dotted key to the place where its value (or its nearest parent) was given, with the key.
+    """
+    by_key: dict[str, list[Any]] = {}
+    for detail in error.errors(include_url=False):
+        by_key.setdefault(_key(detail), []).append(detail)
+    for key, details in list(by_key.items()):
+        deeper = any(other.startswith(f"{key}.") for other in by_key)
+        if deeper and isinstance(
+            details[0]["input"], dict
+        ):  # a mapping was meant: the other forms are beside the point
+            del by_key[key]
+    return [_problem(key, details, where) for key, details in by_key.items()]
+
+
+def did_you_mean(given: str, known: Sequence[str]) -> str:
+    """A remedy for an unknown name: the closest known one, or all of them."""
+    close = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
+
+
+def _key(detail: Mapping[str, Any]) -> str:
+    """The dotted key, without the names pydantic adds for the members of a union."""
+    if detail["type"] == "contradiction":
+        return str(detail["ctx"]["key"])
+    parts: list[str] = []
+    fields: Any = Recipe
+    for part in detail["loc"]:
+        section = _section(fields)
+        if section is not None and part in section.model_fields:
+            fields = section.model_fields[part].annotation
+            parts.append(str(part))
+        elif isinstance(part, int) or (detail["type"] == "extra_forbidden" and part == detail["loc"][-1]):
+            parts.append(str(part))
+    return ".".join(parts)
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The section among the members of an annotation such as `MeshSection | Literal["auto"]`."""
+    for member in _members(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            return member
+    return None
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from _members(member)
+    elif typing.get_origin(annotation) is typing.Annotated:
+        yield from _members(typing.get_args(annotation)[0])
+    else:
+        yield annotation
+
+
+def _problem(key: str, details: Sequence[Mapping[str, Any]], where: Callable[[str], str]) -> Problem:
+    detail = details[0]
+    if detail["type"] == "contradiction":
+        return Problem(where(key), detail["ctx"]["problem"], detail["ctx"]["remedy"])
+    if detail["type"] == "extra_forbidden":
+        return _unknown_key(key, where)
+    if detail["type"] == "missing":
+        return Problem(where(key), "is missing", f"add it: {_described(key)}")
+    reasons = list(dict.fromkeys(_reason(one) for one in details))
+    return Problem(where(key), f"{_shown(detail['input'])} given, but {' or '.join(reasons)}", _described(key))
+
+
+def _unknown_key(key: str, where: Callable[[str], str]) -> Problem:
+    parent, _, name = key.rpartition(".")
+    section = field_section(parent)
+    known = sorted(section.model_fields) if section else []
+    return Problem(where(key), "unknown key", did_you_mean(name, known))
+
+
+def field_section(key: str) -> type[BaseModel] | None:
+    """The section that the dotted `key` names; the recipe itself for the empty key; None for anything else."""
+    section: type[BaseModel] | None = Recipe
+    for part in key.split(".") if key else ():
+        if section is None or part not in section.model_fields:
+            return None
+        section = _section(section.model_fields[part].annotation)
+    return section
+
+
+def accepts_only_text(key: str) -> bool:
+    """Whether the schema takes text and nothing else at the dotted `key`, so that `name=123` means "123"."""
+    parent, _, name = key.rpartition(".")
+    section = field_section(parent)
+    if section is None or name not in section.model_fields:
+        return False
+    members = set(_members(section.model_fields[name].annotation)) - {type(None)}
+    return members == {str}
+
+
+def _reason(detail: Mapping[str, Any]) -> str:
+    wanted = _WANTED.get(detail["type"])
+    if wanted:
+        return f"{wanted} is expected"
+    context = detail.get("ctx", {})
+    if detail["type"] == "literal_error":
+        return f"one of {context['expected']} is expected"
+    if detail["type"] == "value_error":
+        return str(context["error"])
+    bounds = {"greater_than": ("gt", ">"), "greater_than_equal": ("ge", ">="), "less_than": ("lt", "<")}
+    bounds["less_than_equal"] = ("le", "<=")
+    if detail["type"] in bounds:
+        name, sign = bounds[detail["type"]]
+        return f"a number {sign} {context[name]} is expected"
+    return str(detail["msg"])
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _described(key: str) -> str:
+    """What the schema says of the nearest documented key."""
+    parts = key.split(".")
+    for end in range(len(parts), 0, -1):
+        section = field_section(".".join(parts[: end - 1]))
+        if section is not None and parts[end - 1] in section.model_fields:
+            description = section.model_fields[parts[end - 1]].description or ""
+            return f"{'.'.join(parts[:end])}: {' '.join(description.split())}"
+    return ""

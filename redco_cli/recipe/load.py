@@ -1,0 +1,228 @@
+"""From a recipe file to a `Recipe`: `extends`, environment, overrides, and where every value came from.
+
+Precedence, later wins: default < `extends` < the recipe < environment (`REDCO_TRAIN__STEPS=10`) < command line
+(`train.steps=10`). Mappings merge key by key, also the free ones; anything else is replaced whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from redco_cli.errors import RecipeError, UsageError
+from redco_cli.recipe.explain import accepts_only_text, did_you_mean, explain
+from redco_cli.recipe.schema import Recipe
+from redco_cli.recipe.shipped import shipped_recipes
+from redco_cli.recipe.yaml12 import parse_scalar, parse_yaml
+
+ENVIRONMENT_PREFIX = "REDCO_"
+RESOLVED_NAME = "recipe.resolved.yaml"
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe with its history.
+
+    Attributes:
+        recipe: the typed values.
+        path: the file it was read from.
+        origins: dotted key to the place that gave it (`recipes/x.yaml:14`, `environment REDCO_SEED`, `command line`);
+            keys left at their default are not in it.
+    """
+
+    recipe: Recipe
+    path: Path
+    origins: Mapping[str, str]
+
+    def where(self, key: str) -> str:
+        """The place of the dotted `key` for an error: `recipes/x.yaml:14: train.steps`."""
+        return place(key, self.origins, str(self.path))
+
+    @property
+    def directory(self) -> Path:
+        """The folder that relative paths in the recipe start from, before the working directory."""
+        return self.path.parent
+
+
+def load_recipe(
+    name: str | os.PathLike[str], overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> LoadedRecipe:
+    """Reads, merges and checks a recipe.
+
+    Args:
+        name: a file, or the name of a shipped recipe (`quickstart`).
+        overrides: `dotted.key=value` strings, values in YAML.
+        environ: environment variables; those that start with `REDCO_` and hold `__` or name a top-level key override.
+
+    Raises:
+        UsageError: no such recipe, or an override that is no `key=value`.
+        RecipeError: the recipe is wrong; all mistakes are reported at once.
+    """
+    path = find_recipe(name)
+    values, origins = _read(path, ())
+    for key, value, origin in (
+        *_from_environment(os.environ if environ is None else environ),
+        *_from_overrides(overrides),
+    ):
+        _assign(values, origins, key, value, origin)
+    try:
+        recipe = Recipe.model_validate(values)
+    except ValidationError as error:
+        raise RecipeError.of(explain(error, lambda key: place(key, origins, shown(path)))) from None
+    return LoadedRecipe(recipe, Path(shown(path)), origins)
+
+
+def find_recipe(name: str | os.PathLike[str]) -> Path:
+    """The file of a recipe given by path or shipped name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    recipes = shipped_recipes()
+    if str(name) in recipes:
+        return recipes[str(name)]
+    if path.is_dir():
+        raise UsageError(str(name), "is a directory, not a recipe", "name the .yaml file in it")
+    remedy = did_you_mean(path.stem, list(recipes))
+    raise UsageError(str(name), "no such recipe, neither a file nor shipped with redco", remedy)
+
+
+def place(key: str, origins: Mapping[str, str], fallback: str) -> str:
+    """`<where the key or its nearest given parent was written>: <key>`."""
+    parts = key.split(".")
+    for end in range(len(parts), 0, -1):
+        origin = origins.get(".".join(parts[:end]))
+        if origin:
+            return f"{origin}: {key}"
+    return f"{fallback}: {key}" if key else fallback
+
+
+def shown(path: Path) -> str:
+    """A path as a person would write it: relative when it lies below the working directory."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd().resolve()))
+    except ValueError:
+        return str(path)
+
+
+def resolved_yaml(loaded: LoadedRecipe) -> str:
+    """The whole recipe with every default, each line with the origin of its value; loads to the same recipe."""
+    lines = [f"# resolved from {loaded.path}; values without a remark are defaults"]
+    text = yaml.safe_dump(loaded.recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=10_000)
+    positions = {line: key for key, line in parse_yaml(text, RESOLVED_NAME).lines.items()}
+    for number, line in enumerate(text.splitlines(), start=1):
+        origin = loaded.origins.get(positions.get(number, ""))
+        is_leaf = not line.endswith(":") and not line.endswith("|-")
+        lines.append(f"{line}  # {origin}" if origin and is_leaf else line)
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: Path, parents: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of one file merged over what it extends, with their origins."""
+    name = shown(path)
+    if path.resolve() in parents:
+        raise RecipeError(f"{name}: extends", "the recipes extend each other in a circle", "remove one `extends`")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            name, f"cannot be read: {error}", "check the path, its permissions and that it is UTF-8"
+        ) from None
+    document = parse_yaml(text, name)
+    if not isinstance(document.data, dict):
+        found = "nothing" if document.data is None else type(document.data).__name__
+        raise RecipeError(name, f"a recipe is a mapping, but this file holds {found}", "start from `redco init`")
+    values = document.data
+    base = values.pop("extends", None)
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    if base is not None:
+        merged, origins = _read(
+            _base_path(base, path, f"{name}:{document.lines['extends']}: extends"), (*parents, path.resolve())
+        )
+    for key, value in values.items():
+        _merge(merged, origins, key, value, lambda dotted: f"{name}:{document.lines[dotted]}")
+    return merged, origins
+
+
+def _base_path(base: object, path: Path, where: str) -> Path:
+    if not isinstance(base, str):
+        raise RecipeError(where, f"{base!r} given, but one path or shipped name is expected", "extend one recipe")
+    beside = path.parent / base
+    try:
+        return beside if beside.is_file() else find_recipe(base)
+    except UsageError as error:
+        raise RecipeError(where, error.problems[0].problem, error.problems[0].remedy) from None
+
+
+def _merge(
+    target: dict[str, Any], origins: dict[str, str], key: str, value: Any, origin: Any, prefix: str = ""
+) -> None:
+    dotted = f"{prefix}{key}"
+    if isinstance(value, dict) and isinstance(target.get(key), dict):
+        for name, inner in value.items():
+            _merge(target[key], origins, name, inner, origin, f"{dotted}.")
+        return
+    target[key] = value
+    for stale in [known for known in origins if known == dotted or known.startswith(f"{dotted}.")]:
+        del origins[stale]
+    for inner in _paths(value, dotted):
+        origins[inner] = origin(inner)
+
+
+def _paths(value: Any, dotted: str) -> Iterator[str]:
+    yield dotted
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in items:
+        yield from _paths(inner, f"{dotted}.{name}")
+
+
+def _assign(values: dict[str, Any], origins: dict[str, str], key: str, value: Any, origin: str) -> None:
+    """Sets one dotted key, making the mappings above it as needed."""
+    nested: Any = value
+    names = key.split(".")
+    for name in reversed(names[1:]):
+        nested = {name: nested}
+    _merge(values, origins, names[0], nested, lambda _dotted: origin)
+
+
+def _from_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not all(key.split(".")):
+            raise UsageError(f"command line: {override}", "is no override", "write key=value, such as train.steps=100")
+        yield key, _typed(key, text, f"command line: {key}"), "command line"
+
+
+def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    for variable in sorted(environ):
+        key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
+        if not variable.startswith(ENVIRONMENT_PREFIX) or variable in RESERVED_VARIABLES:
+            continue
+        origin = f"environment {variable}"
+        top = key.partition(".")[0]
+        if top not in Recipe.model_fields:
+            raise RecipeError(origin, f"{top} is no key of a recipe", did_you_mean(top, sorted(Recipe.model_fields)))
+        yield key, _typed(key, environ[variable], origin), origin
+
+
+RESERVED_VARIABLES = frozenset({"REDCO_CACHE"})
+"""Variables with the prefix that are no recipe keys: where compiled programs are cached."""
+
+
+def _typed(key: str, text: str, where: str) -> Any:
+    if accepts_only_text(key):
+        return text
+    try:
+        return parse_scalar(text)
+    except RecipeError as error:
+        raise RecipeError(where, error.problems[0].problem, "quote the value") from None

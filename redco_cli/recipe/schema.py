@@ -1,0 +1,290 @@
+"""Every key of a recipe, its type, its unit and its default. Parser, `redco schema` and errors derive from here.
+
+Sections are closed (an unknown key is refused), frozen, and strict (`"3"` is no integer).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from redco_cli.recipe.durations import Duration
+
+Task = Literal[
+    "auto",
+    "causal_lm",
+    "masked_lm",
+    "seq2seq",
+    "sequence_classification",
+    "token_classification",
+    "question_answering",
+    "image_classification",
+    "vision_to_sequence",
+    "speech_to_sequence",
+    "clip",
+]
+Strings = Annotated[tuple[str, ...], Field(strict=False)]
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """What all sections share: closed, frozen, strict, documented."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class ModelSection(Section):
+    """Which model: one of `name` and `config`, or neither when the plugin has `build_model`."""
+
+    name: str | None = None
+    """Hub id, or a local directory with `config.json`; weights are loaded from there."""
+    config: dict[str, Any] | None = None
+    """Inline Hugging Face config (`model_type` and its settings): a model from scratch, randomly initialised."""
+    task: Task = "auto"
+    """Which head; `auto` reads it from the config's `architectures`."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Compute type. Parameters and optimizer state stay float32."""
+    implementation: Literal["auto", "hf_flax"] = "auto"
+    """Which code runs the model: `hf_flax` is the Flax class of transformers."""
+    tokenizer: str | None = None
+    """`byte` (built in: the 256 bytes and four special tokens), a hub id or a directory; default: the model's own."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub id."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if self.name is not None and self.config is not None:
+            raise contradiction(
+                "model.config",
+                "model.name is given too, and the two exclude each other",
+                "keep name to load weights, or config to start from scratch",
+            )
+        return self
+
+
+class SourceSection(Section):
+    """One dataset, as `datasets.load_dataset` takes it."""
+
+    path: str
+    """`json` (also .jsonl), `csv`, `parquet`, `text`, `arrow`, a hub id, or a directory made by `save_to_disk`."""
+    name: str | None = None
+    """Configuration of a hub dataset."""
+    split: str = "train"
+    """Split, with slices: `train`, `test[:10%]`."""
+    data_files: str | Strings | None = None
+    """Files or glob patterns; relative ones are searched from the recipe's folder, then the working directory."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub dataset."""
+    limit: Positive | None = None
+    """Use only the first so many examples."""
+
+
+class DataSection(Section):
+    """Where examples come from; not needed when the plugin has `load_examples`."""
+
+    train: SourceSection | None = None
+    """Training examples."""
+    eval: SourceSection | None = None
+    """Examples that evaluation, and prediction without `--input`, cover exactly once."""
+    max_length: Positive = 512
+    """Longest sequence in tokens; longer examples are cut and the cut is reported."""
+    streaming: bool = False
+    """Read the training data as it comes, without a local copy; it then has no known length."""
+    shuffle: bool = True
+    """Training order: a fresh permutation per epoch, a pure function of (seed, epoch, index)."""
+    shuffle_buffer: Positive = 10_000
+    """Examples held for shuffling when streaming."""
+    workers: Positive = 2
+    """Threads that read and collate ahead of the device."""
+
+
+class PluginSection(Section):
+    """Which plugin, and the options it reads as `ctx.options`."""
+
+    module: str
+    """A built-in name (`causal_lm`), a file (`plugins/mine.py`) or a dotted module (`package.module`)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Handed to the plugin unchanged; a plugin with a dataclass `Options` has them checked against it."""
+
+
+class TrainSection(Section):
+    """How to train. A step is an optimizer step: one update of the parameters from one global batch."""
+
+    global_batch_size: Positive = 32
+    """Examples per optimizer step, over all devices and micro-batches."""
+    micro_batch_size: Positive | Literal["auto"] = "auto"
+    """Examples per forward and backward pass, over all devices; `auto` takes the global batch in one pass."""
+    steps: Duration = Duration(1, "epochs")
+    """Length of the run: optimizer steps or epochs."""
+    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
+    """Course of the learning rate after warm-up; `wsd` holds it, then decays it over `decay`."""
+    warmup: Duration = Duration(0, "steps")
+    """Linear rise from 0 to the peak: steps, epochs or a share of the run."""
+    decay: Duration = Duration(20, "%")
+    """Length of the final decay of `wsd`."""
+    final_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Where linear, cosine and wsd end, as a fraction of the peak."""
+    optimizer: Literal["adamw", "lion", "adafactor", "sgd", "muon"] = "adamw"
+    """The optax optimizer; a plugin's `optimizer_fn` replaces it."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Decoupled weight decay, on parameters with two dims or more (not on biases, norms and scales)."""
+    b1: Fraction = 0.9
+    """First-moment decay of adamw and lion; momentum of sgd and muon."""
+    b2: Fraction = 0.999
+    """Second-moment decay of adamw and lion."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator of adamw."""
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Gradients are scaled down to this global norm; null for no clipping."""
+    freeze: Strings = ()
+    """Regular expressions over parameter paths (`.*embed.*`): matches get no gradient and no optimizer state."""
+    remat: Literal["auto", "none", "full"] = "auto"
+    """Recompute activations in the backward pass (`full`), where the model's class can; `auto` is `none` today."""
+    max_nonfinite_steps: Positive = 10
+    """A step whose loss or gradient is not finite is skipped; so many in a row end the run."""
+
+
+class EvalSection(Section):
+    """When and how to evaluate; needs eval data."""
+
+    every: Duration | None = None
+    """Interval; default: only at the end."""
+    at_start: bool = False
+    """Also evaluate before the first step."""
+    predict: bool = False
+    """Also run `predict_fn` and `metric_fn` on the eval examples."""
+    batch_size: Positive | Literal["auto"] = "auto"
+    """Examples per evaluation batch over all devices; `auto` takes the size of a micro-batch."""
+    best_metric: str = "loss"
+    """The metric that decides which checkpoint is best."""
+    best_mode: Literal["min", "max"] = "min"
+    """Whether the best metric is the smallest or the largest."""
+
+
+class GenerationSection(Section):
+    """How text is generated, by models that generate; null leaves the choice to the model's generation config."""
+
+    max_new_tokens: Positive = 64
+    """Longest output, in tokens."""
+    do_sample: bool = False
+    """Sample instead of taking the likeliest token."""
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    """Divides the logits before sampling."""
+    top_k: Positive | None = None
+    """Sample among the k likeliest tokens."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Sample among the likeliest tokens that make up this probability."""
+    num_beams: Positive = 1
+    """Beam search over so many beams; 1 is none."""
+
+
+class PredictSection(Section):
+    """Prediction, by `redco predict` and by evaluation with `eval.predict`."""
+
+    batch_size: Positive | Literal["auto"] = "auto"
+    """Examples per prediction batch over all devices; `auto` takes the evaluation batch size."""
+    generation: GenerationSection = GenerationSection()
+    """How to generate."""
+
+
+class MeshSection(Section):
+    """The device mesh."""
+
+    data: Positive
+    """Devices along the data axis: each takes its share of every batch."""
+
+
+class CheckpointSection(Section):
+    """What is kept of the run."""
+
+    every: Duration | None = None
+    """Interval; the last step is always saved; default: with every evaluation."""
+    keep: Positive = 3
+    """How many of the newest checkpoints stay; the best stays besides."""
+    resume: str = "auto"
+    """`auto` continues the newest checkpoint in `output_dir`, `never` needs an empty one, a path continues that one."""
+
+
+class WandbSection(Section):
+    """Weights & Biases sink (extra `wandb`)."""
+
+    project: str
+    """Project name."""
+    name: str | None = None
+    """Run name."""
+    entity: str | None = None
+    """Team or user."""
+    mode: Literal["online", "offline"] = "online"
+    """Whether to send as it goes."""
+
+
+class LoggingSection(Section):
+    """What is shown and recorded; `metrics.jsonl` is always written."""
+
+    every: Positive = 10
+    """Steps between two records."""
+    plot: bool = True
+    """Keep `loss.png` in the output directory up to date."""
+    tensorboard: bool = False
+    """Write TensorBoard events (extra `tensorboard`)."""
+    wandb: WandbSection | None = None
+    """Send records to Weights & Biases."""
+
+
+class Recipe(Section):
+    """A run: model, data, plugin, and how to train, evaluate and predict."""
+
+    model: ModelSection = ModelSection()
+    """Which model."""
+    data: DataSection = DataSection()
+    """Where examples come from."""
+    plugin: PluginSection
+    """The three functions."""
+    train: TrainSection = TrainSection()
+    """How to train."""
+    eval: EvalSection = EvalSection()
+    """How to evaluate."""
+    predict: PredictSection = PredictSection()
+    """How to predict."""
+    mesh: MeshSection | Literal["auto"] = "auto"
+    """How devices are laid out; `auto` puts all of them on the data axis."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """What is kept."""
+    logging: LoggingSection = LoggingSection()
+    """What is shown."""
+    output_dir: str
+    """Where the run lives, relative to the working directory."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of initialisation, data order, dropout and sampling."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        micro, batch, steps = self.train.micro_batch_size, self.train.global_batch_size, self.train.steps
+        if micro != "auto" and batch % micro:
+            divisor = max(size for size in range(1, micro + 1) if batch % size == 0)
+            raise contradiction(
+                "train.micro_batch_size",
+                f"{micro} does not divide train.global_batch_size {batch}",
+                f"take a divisor, such as {divisor}",
+            )
+        if steps.unit == "%":
+            raise contradiction(
+                "train.steps", f"{steps} is a share of itself", "give steps (1000) or epochs (3 epochs)"
+            )
+        if steps.amount == 0:
+            raise contradiction(
+                "train.steps", "a run needs at least one step", "give steps (1000) or epochs (3 epochs)"
+            )
+        return self
+
+
+def contradiction(key: str, problem: str, remedy: str) -> PydanticCustomError:
+    """An error about one dotted `key` that only the whole recipe can show."""
+    return PydanticCustomError("contradiction", "{problem}", {"key": key, "problem": problem, "remedy": remedy})

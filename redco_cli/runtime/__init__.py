@@ -1,0 +1,1 @@
+"""Devices: how they are laid out and how arrays get onto them."""

@@ -1,0 +1,1 @@
+"""The training step, its state, its loop and its records."""
