@@ -163,7 +163,9 @@ def _options(module: types.ModuleType, given: Mapping[str, Any], where: Callable
         raise PluginError(module.__name__, "its Options is no dataclass", "decorate it with @dataclass(frozen=True)")
     closed = pydantic.ConfigDict(extra="forbid", strict=True)
     try:
-        checked = pydantic.TypeAdapter(pydantic.dataclasses.dataclass(options, config=closed)).validate_python(given)
+        frozen = options.__dataclass_params__.frozen  # type: ignore[attr-defined]  # a subclass must agree with its base
+        checker = pydantic.dataclasses.dataclass(options, config=closed, frozen=frozen)
+        checked = checker(**given)
     except pydantic.ValidationError as error:
         known = [field.name for field in dataclasses.fields(options)]
         raise PluginError.of([_option_problem(one, known, where) for one in error.errors()]) from None

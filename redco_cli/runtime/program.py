@@ -1,0 +1,63 @@
+"""A compiled function that says when it compiles, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+
+from redco_cli.errors import DeviceError
+
+Announce = Callable[[str], AbstractContextManager[Any]]
+"""Called with what is being compiled; the compilation happens inside the context."""
+
+
+class Program:
+    """Compiles a function once per shape of its last argument, and calls it.
+
+    Only the last argument, the batch, may change its shapes from call to call: looking at it alone keeps the cost of a
+    call independent of the size of the model.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], announce: Announce, *, donate: tuple[int, ...] = (), **jit: Any
+    ) -> None:
+        """Nothing is compiled yet.
+
+        Args:
+            name: what it is, such as `train step`.
+            function: a pure function of arrays.
+            announce: told of each compilation.
+            donate: arguments whose memory the result may take over.
+            jit: further arguments of `jax.jit`, such as `out_shardings`.
+        """
+        self.name = name
+        self._announce = announce
+        self._jit = jax.jit(function, donate_argnums=donate, **jit)
+        self._compiled: dict[Any, Any] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The function's result; does not wait for the devices.
+
+        Raises:
+            DeviceError: the devices have too little memory.
+        """
+        key = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in jax.tree.leaves(arguments[-1]))
+        try:
+            if key not in self._compiled:
+                shapes = ", ".join(sorted({f"{list(shape)}" for shape, _, _ in key}))
+                with self._announce(f"{self.name} for batches of {shapes}"):
+                    self._compiled[key] = self._jit.lower(*arguments).compile()
+            return self._compiled[key](*arguments)
+        except jax.errors.JaxRuntimeError as error:
+            raise out_of_memory(error, self.name) from error
+
+
+def out_of_memory(error: Exception, doing: str) -> Exception:
+    """The error to raise for what the runtime reported: a `DeviceError` where memory ran out, else as it was."""
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        return error
+    remedy = "lower train.micro_batch_size or data.max_length, set model.dtype: bfloat16 or train.remat: full"
+    return DeviceError(doing, f"the device has too little memory: {str(error).splitlines()[0]}", remedy)

@@ -1,0 +1,211 @@
+"""Checkpoints: written beside the training, whole or not at all.
+
+The story of a save. `save` copies the state off the devices, and training goes on while orbax writes it to a directory
+with a temporary name. Only when every file is there is it renamed to `checkpoint-<step>`: a directory of that name is
+complete, whenever the power went. The next save, and the end of the run, first wait for the one before, and only then
+delete what is no longer kept. So at any moment the newest complete checkpoint is on disk.
+
+Three items: `params` (all that prediction needs), `training` (optimizer state and counters), `meta` (JSON: step, the metric
+that ranks it, the resolved recipe).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import orbax.checkpoint as ocp
+
+from redco_cli.errors import StorageError
+from redco_cli.plugin.contract import Params
+from redco_cli.training.state import TrainState, partition
+
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: optimizer steps done.
+        metric: the value that ranks it; None when it was not evaluated.
+        recipe: the resolved recipe, as plain data.
+    """
+
+    step: int
+    metric: float | None
+    recipe: Mapping[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of one output directory."""
+
+    def __init__(self, directory: Path, keep: int, mode: Literal["min", "max"]) -> None:
+        """Touches no disk yet.
+
+        Args:
+            directory: the output directory; absolute.
+            keep: how many of the newest stay; the best stays besides.
+            mode: whether the best metric is the smallest or the largest.
+        """
+        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax narrates every save otherwise
+        self.directory = directory
+        self._keep = keep
+        self._mode = mode
+        self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler("params", "training", "meta"))
+        self._metas: dict[int, Meta] = {}
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        return self.directory / f"checkpoint-{step}"
+
+    def steps(self) -> list[int]:
+        """The steps of all complete checkpoints, ascending."""
+        if not self.directory.is_dir():
+            return []
+        names = (_NAME.fullmatch(path.name) for path in self.directory.iterdir() if path.is_dir())
+        return sorted(int(match[1]) for match in names if match)
+
+    def save(self, state: TrainState, meta: Meta) -> None:
+        """Starts writing a checkpoint; waits only for the copy off the devices, and for the save before.
+
+        Raises:
+            StorageError: this or the previous save cannot be written; what was complete before stays complete.
+        """
+        if self.path(meta.step).exists():
+            return
+        training = {"opt_state": state.opt_state, "skipped": state.skipped, "streak": state.streak}
+        try:
+            self.wait()
+            self._checkpointer.save(
+                self.path(meta.step),
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(_nested(state.params)),
+                    training=ocp.args.StandardSave(_nested(training)),
+                    meta=ocp.args.JsonSave(meta.__dict__),
+                ),
+            )
+        except (OSError, ValueError) as error:
+            raise self._unwritable(meta.step, error) from error
+        self._metas[meta.step] = meta
+
+    def wait(self) -> None:
+        """Waits until everything is on disk, then deletes what is not kept.
+
+        Raises:
+            StorageError: the last save failed.
+        """
+        try:
+            self._checkpointer.wait_until_finished()
+        except (OSError, ValueError) as error:
+            raise self._unwritable(max(self._metas, default=0), error) from error
+        steps = self.steps()
+        kept = {*steps[-self._keep :], self.best()}
+        for step in steps:
+            if step not in kept:
+                shutil.rmtree(self.path(step))
+                self._metas.pop(step, None)
+
+    def close(self) -> None:
+        """Waits as `wait` does, and ends the writing threads."""
+        self.wait()
+        self._checkpointer.close()
+
+    def meta(self, step: int) -> Meta:
+        """What a checkpoint says of itself.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+        if step not in self._metas:
+            restored = self._restore(step, meta=ocp.args.JsonRestore())["meta"]
+            self._metas[step] = Meta(**restored)
+        return self._metas[step]
+
+    def best(self) -> int | None:
+        """The step of the complete checkpoint with the best metric; None when none was evaluated."""
+        ranked = [(meta.metric, -step) for step in self.steps() if (meta := self.meta(step)).metric is not None]
+        if not ranked:
+            return None
+        return -(min(ranked) if self._mode == "min" else max(ranked, key=lambda pair: (pair[0], pair[1])))[1]
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """The state of a checkpoint, born on the shardings of `abstract`.
+
+        Args:
+            abstract: ShapeDtypeStructs with shardings; its split into trainable and frozen is the one returned.
+
+        Raises:
+            StorageError: it is damaged, or holds another model or optimizer than `abstract`.
+        """
+        training = {"opt_state": abstract.opt_state, "skipped": abstract.skipped, "streak": abstract.streak}
+        restored = self._restore(
+            step,
+            params=ocp.args.StandardRestore(_nested(abstract.params)),
+            training=ocp.args.StandardRestore(_nested(training)),
+        )
+        frozen = frozenset(_paths(abstract.frozen))
+        trainable, rest = partition(_unnested(restored["params"], abstract.params), frozen)
+        counters = _unnested(restored["training"], training)
+        step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
+        return TrainState(step_array, trainable, rest, counters["opt_state"], counters["skipped"], counters["streak"])
+
+    def restore_params(self, step: int, abstract: Params) -> Params:
+        """The parameters of a checkpoint alone, born on the shardings of `abstract`.
+
+        Raises:
+            StorageError: it is damaged, or holds another model.
+        """
+        restored = self._restore(step, params=ocp.args.StandardRestore(_nested(abstract)))
+        return _unnested(restored["params"], abstract)
+
+    def _restore(self, step: int, **items: Any) -> Any:
+        try:
+            return self._checkpointer.restore(self.path(step), args=ocp.args.Composite(**items))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            others = [other for other in self.steps() if other < step]
+            fallback = f"delete it to fall back to {self.path(others[-1]).name}" if others else "start a new output_dir"
+            problem = f"cannot be restored; it is damaged, or was written by another model or optimizer: {reason}"
+            raise StorageError(str(self.path(step)), problem, fallback) from error
+
+    def _unwritable(self, step: int, error: Exception) -> StorageError:
+        remedy = "free space or correct the permissions, then run the same command again: it continues"
+        kept = f"; complete before it: {', '.join(self.path(s).name for s in self.steps()) or 'none'}"
+        return StorageError(str(self.path(step)), f"cannot be written: {error}{kept}", remedy)
+
+
+def _nested(tree: Any) -> dict[str, Any]:
+    """Any pytree as nested dicts of text keys: what is on disk then depends on no class of optax."""
+    nested: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        *parents, name = [jax.tree_util.keystr((part,), simple=True) for part in path]
+        inner = nested
+        for parent in parents:
+            inner = inner.setdefault(parent, {})
+        inner[name] = leaf
+    return nested
+
+
+def _unnested(nested: Mapping[str, Any], like: Any) -> Any:
+    """The inverse of `_nested`, with the structure of `like`."""
+
+    def pick(path: Any, _leaf: Any) -> Any:
+        inner: Any = nested
+        for part in path:
+            inner = inner[jax.tree_util.keystr((part,), simple=True)]
+        return inner
+
+    return jax.tree_util.tree_map_with_path(pick, like)
+
+
+def _paths(params: Params) -> list[str]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]

@@ -1,0 +1,88 @@
+"""From the recipe's `train` section to a learning-rate schedule and an optax transformation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from redco_cli.recipe.schema import TrainSection
+
+Schedule = Callable[[Any], Any]
+"""Updates done so far to the learning rate of the next."""
+
+
+def make_schedule(train: TrainSection, *, steps: int, warmup: int, decay: int) -> Schedule:
+    """The learning rate, as a function of the number of optimizer steps done: t = 0 for the first.
+
+    With peak p, w warm-up steps, T steps, final fraction f and d decay steps of wsd:
+        t < w            p * t / w
+        constant         p
+        linear           p * (1 + (f - 1) * (t - w) / (T - w))
+        cosine           p * (f + (1 - f) * (1 + cos(pi * (t - w) / (T - w))) / 2)
+        wsd              p until T - d, then linear to p * f
+        inverse_sqrt     p * sqrt(max(w, 1) / max(t, w, 1))
+    """
+    peak, final = train.learning_rate, train.learning_rate * train.final_learning_rate
+    rest = max(steps - warmup, 1)
+    after: Schedule
+    if train.schedule == "constant":
+        after = optax.constant_schedule(peak)
+    elif train.schedule == "linear":
+        after = optax.linear_schedule(peak, final, rest)
+    elif train.schedule == "cosine":
+        after = optax.cosine_decay_schedule(peak, rest, alpha=train.final_learning_rate)
+    elif train.schedule == "wsd":
+        after = optax.linear_schedule(peak, final, max(decay, 1), transition_begin=max(rest - decay, 0))
+    else:
+        timescale = max(warmup, 1)
+        after = lambda count: peak * jnp.sqrt(timescale / jnp.maximum(count + warmup, timescale))  # noqa: E731
+    if warmup == 0:
+        return after
+    warm_up: Schedule = optax.linear_schedule(0.0, peak, warmup)
+    joined: Schedule = optax.join_schedules([warm_up, after], [warmup])
+    return joined
+
+
+def make_optimizer(train: TrainSection, schedule: Schedule) -> optax.GradientTransformation:
+    """The optimizer of the recipe, decoupled weight decay included, clipping not.
+
+    Each is: direction, plus weight_decay * parameter where the parameter has two dims or more, times the learning rate.
+    `adafactor` (Shazeer and Stern, 2018) is used without its scaling by the size of the parameter, so that the learning
+    rate means what it says; `muon` (Jordan et al., 2024) takes matrices and leaves the rest to adamw.
+    """
+    decay = train.weight_decay
+    if train.optimizer == "muon":
+        return optax.contrib.muon(
+            schedule,
+            beta=train.b1,
+            weight_decay=decay,
+            weight_decay_mask=decay_mask,
+            adam_b1=train.b1,
+            adam_b2=train.b2,
+            adam_weight_decay=decay,
+        )
+    directions = {
+        "adamw": lambda: optax.scale_by_adam(train.b1, train.b2, train.eps),
+        "lion": lambda: optax.scale_by_lion(train.b1, train.b2),
+        "adafactor": lambda: optax.chain(optax.adafactor(None, multiply_by_parameter_scale=False), optax.scale(-1)),
+        "sgd": lambda: optax.trace(train.b1),
+    }
+    return optax.chain(
+        directions[train.optimizer](),
+        optax.add_decayed_weights(decay, decay_mask),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+
+def decay_mask(params: Any) -> Any:
+    """Whether each parameter is decayed: matrices and larger are; biases, norms and scales are not."""
+    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+def with_clipping(optimizer: optax.GradientTransformation, max_norm: float | None) -> optax.GradientTransformation:
+    """Scales gradients down to a global norm of `max_norm` before the optimizer sees them; None for never."""
+    return optimizer if max_norm is None else optax.chain(optax.clip_by_global_norm(max_norm), optimizer)

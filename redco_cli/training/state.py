@@ -1,0 +1,93 @@
+"""The train state: what a step reads and returns, what a checkpoint holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from redco_cli.errors import RecipeError
+from redco_cli.plugin.contract import Params
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that changes while training. The random keys are none of it: they follow from (seed, step).
+
+    Attributes:
+        step: int32 scalar; optimizer steps done, skipped ones included: the position in the data.
+        trainable: the parameters that are updated, nested dicts, float32.
+        frozen: the parameters that are not; disjoint paths.
+        opt_state: optax state over `trainable`.
+        skipped: int32 scalar; steps without an update, because loss or gradient was not finite.
+        streak: int32 scalar; how many of the last steps were skipped in a row.
+    """
+
+    step: Any
+    trainable: Params
+    frozen: Params
+    opt_state: Any
+    skipped: Any
+    streak: Any
+
+    @property
+    def params(self) -> Params:
+        """All parameters, as the model takes them."""
+        return merge(self.trainable, self.frozen)
+
+
+def new_state(params: Params, frozen_paths: frozenset[str], optimizer: optax.GradientTransformation) -> TrainState:
+    """The state before the first step. Traceable."""
+    trainable, frozen = partition(params, frozen_paths)
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, trainable, frozen, optimizer.init(trainable), zero, zero)
+
+
+def partition(params: Params, frozen_paths: frozenset[str]) -> tuple[Params, Params]:
+    """Splits nested dicts in those whose path is not in `frozen_paths`, and those whose path is."""
+    flat = flatten_dict(params, sep="/")
+    trainable = {path: leaf for path, leaf in flat.items() if path not in frozen_paths}
+    frozen = {path: leaf for path, leaf in flat.items() if path in frozen_paths}
+    return unflatten_dict(trainable, sep="/"), unflatten_dict(frozen, sep="/")
+
+
+def merge(trainable: Params, frozen: Params) -> Params:
+    """The inverse of `partition`."""
+    return unflatten_dict(flatten_dict(trainable, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
+
+
+def frozen_paths(params: Params, patterns: Sequence[str], always: Sequence[str], where: str) -> frozenset[str]:
+    """The paths of the parameters that are never updated.
+
+    Args:
+        params: (abstract) parameters.
+        patterns: regular expressions of the recipe; each must match a whole path (`.*embed.*`) somewhere.
+        always: further expressions, of parameters that the model itself declares constant.
+        where: the place of `train.freeze`.
+
+    Raises:
+        RecipeError: an expression is malformed or matches nothing, or nothing is left to train.
+    """
+    paths = list(flatten_dict(params, sep="/"))
+    chosen: set[str] = set()
+    for pattern in patterns:
+        try:
+            matches = {path for path in paths if re.fullmatch(pattern, path)}
+        except re.error as error:
+            raise RecipeError(where, f"{pattern!r} is no regular expression: {error}", "escape special signs") from None
+        if not matches:
+            raise RecipeError(
+                where, f"{pattern!r} matches no parameter path", f"paths look like {', '.join(paths[:3])}"
+            )
+        chosen |= matches
+    chosen |= {path for path in paths if any(re.fullmatch(pattern, path) for pattern in always)}
+    if len(chosen) == len(paths):
+        raise RecipeError(where, "every parameter is frozen", "leave something to train")
+    return frozenset(chosen)

@@ -1,0 +1,108 @@
+"""The pure train and eval step.
+
+With micro-batches i = 1..M of a global batch, each giving (s_i, w_i) = (loss sum, weight):
+
+    loss = Σ s_i / Σ w_i        gradient = Σ ∇s_i / Σ w_i
+
+in float32, with one division at the end: however the batch is cut, over micro-batches or devices, the result is the
+same.
+
+Shape letters: M micro-batches per step, B examples of one micro-batch over all devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from redco_cli.plugin.contract import Batch, Loss, Params
+from redco_cli.training.optimizer import Schedule
+from redco_cli.training.state import TrainState, merge
+
+LossFunction = Callable[[Params, Batch, Any, bool], Loss]
+"""(params, batch with leading dim B, key, train) to a `Loss` of float32 scalars, metrics as (sum, weight) pairs."""
+Metrics = dict[str, jax.Array]
+
+
+def make_train_step(
+    loss: LossFunction, optimizer: optax.GradientTransformation, schedule: Schedule, seed: int
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """One optimizer step.
+
+    Returns:
+        A function of a state and a batch whose arrays have leading dims [M, B], to the next state and float32 scalars:
+        `loss`, `weight`, `grad_norm` (before clipping), `learning_rate`, `skipped`, `streak`, and the plugin's metrics.
+        Where loss or gradient is not finite, parameters and optimizer state stay as they are and the step is counted.
+    """
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        total, gradient_sum = _accumulate(loss, state, batch, key)
+        gradient = jax.tree.map(lambda leaf: leaf / total.weight, gradient_sum)
+        mean, norm = total.sum / total.weight, optax.global_norm(gradient)
+        finite = jnp.isfinite(mean) & jnp.isfinite(norm)
+        updates, opt_state = optimizer.update(gradient, state.opt_state, state.trainable)
+        trainable = optax.apply_updates(state.trainable, updates)
+        learning_rate = schedule(state.step - state.skipped)
+
+        def keep(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+        following = TrainState(
+            step=state.step + 1,
+            trainable=keep(trainable, state.trainable),
+            frozen=state.frozen,
+            opt_state=keep(opt_state, state.opt_state),
+            skipped=jnp.where(finite, state.skipped, state.skipped + 1),
+            streak=jnp.where(finite, 0, state.streak + 1),
+        )
+        metrics = {name: part / weight for name, (part, weight) in total.metrics.items()} | {
+            "loss": mean,
+            "weight": total.weight,
+            "grad_norm": norm,
+            "learning_rate": jnp.asarray(learning_rate, jnp.float32),
+            "skipped": following.skipped,
+            "streak": following.streak,
+        }
+        return following, metrics
+
+    return train_step
+
+
+def make_eval_step(loss: LossFunction) -> Callable[[Params, Batch], Loss]:
+    """The `Loss` of one batch [B, ...] without dropout: sums and weights, to be added over batches."""
+
+    def eval_step(params: Params, batch: Batch) -> Loss:
+        return loss(params, batch, jax.random.key(0), False)
+
+    return eval_step
+
+
+def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any) -> tuple[Loss, Params]:
+    """Adds losses and gradients of the sum over the micro-batches, in float32."""
+
+    def loss_sum(trainable: Params, micro_batch: Batch, micro_key: Any) -> tuple[jax.Array, Loss]:
+        result = loss(merge(trainable, state.frozen), micro_batch, micro_key, True)
+        return result.sum, result
+
+    def one(micro_batch: Batch, index: Any) -> tuple[Loss, Params]:
+        gradient, result = jax.grad(loss_sum, has_aux=True)(
+            state.trainable, micro_batch, jax.random.fold_in(key, index)
+        )
+        return result, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
+
+    count = jax.tree.leaves(batch)[0].shape[0]
+    if count == 1:  # a loop around one pass would only hide it from the compiler
+        return one(jax.tree.map(lambda leaf: leaf[0], batch), 0)
+
+    def add(carry: tuple[Loss, Params], xs: tuple[Batch, Any]) -> tuple[tuple[Loss, Params], None]:
+        return jax.tree.map(jnp.add, carry, one(*xs)), None
+
+    shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], batch), 0)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    total: tuple[Loss, Params] = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))[0]
+    return total
