@@ -1,1 +1,32 @@
+"""redco: distributed JAX training and inference from a YAML recipe and three functions.
+
+`train` and `predict` do what the commands do; `load_model` gives a model and its parameters:
+
+    from redco_cli import load_model, predict, train
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from redco_cli.models.resolve import load_model
+    from redco_cli.run import TrainResult, predict, train
+
 __version__ = "0.1.0"
+__all__ = ["TrainResult", "__version__", "load_model", "predict", "train"]
+
+_HOMES = {
+    "load_model": "redco_cli.models.resolve",
+    "TrainResult": "redco_cli.run",
+    "predict": "redco_cli.run",
+    "train": "redco_cli.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports on first use: the command line must not pay for JAX before it needs it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

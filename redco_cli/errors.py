@@ -12,6 +12,7 @@ from dataclasses import dataclass
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_REQUEUE = 75
 EXIT_INTERRUPTED = 130
 
 
@@ -96,3 +97,9 @@ class Interrupted(RedcoError):
     """The user pressed Ctrl-C; what was asked to be kept is on disk."""
 
     exit_code = EXIT_INTERRUPTED
+
+
+class Requeue(RedcoError):
+    """A scheduler asked the process to end; a checkpoint is saved, and the same command continues."""
+
+    exit_code = EXIT_REQUEUE

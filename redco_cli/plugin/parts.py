@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_cli.errors import PluginError
-from redco_cli.plugin.contract import IGNORED_LABEL, Example, Loss
+from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
 from redco_cli.recipe.shipped import shipped_plugins
 
 Ints = NDArray[np.int32]
@@ -74,6 +75,24 @@ def pad(
     return padded, mask
 
 
+def encode(tokenizer: Any, texts: Sequence[str], *, target: bool = False) -> list[list[int]]:
+    """Token ids of each text, with the marks that the tokenizer adds, and at the end the end mark in any case.
+
+    Args:
+        tokenizer: as `ctx.tokenizer`.
+        texts: any number of them.
+        target: whether these are targets of a seq2seq model, which some tokenizers treat unlike sources.
+    """
+    end = tokenizer.eos_token_id
+    rows = tokenizer(text_target=texts) if target else tokenizer(texts)
+    return [list(ids) if ids[-1:] == [end] else [*ids, end] for ids in rows["input_ids"]]
+
+
+def padding_id(tokenizer: Any) -> int:
+    """The id to pad with: some tokenizers have none, and then the end mark serves, as masks hide padding anyway."""
+    return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+
+
 def token_loss(logits: jax.Array, labels: jax.Array) -> Loss:
     """Cross-entropy summed over everything that has a label, in float32, in nats.
 
@@ -109,6 +128,13 @@ def next_token_loss(logits: jax.Array, labels: jax.Array) -> Loss:
             row is predicted by nothing and never counts.
     """
     return token_loss(logits[:, :-1], labels[:, 1:])
+
+
+def generate(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+    """Token ids [B, N] that the model makes of `input_ids` and `attention_mask` [B, L], as `predict.generation` asks."""
+    settings = ctx.recipe.predict.generation.model_dump()
+    ids: jax.Array = ctx.model.generate(params, batch["input_ids"], batch["attention_mask"], rng=rng, **settings)
+    return ids
 
 
 def decode(tokenizer: Any, ids: NDArray[Any]) -> list[str]:
@@ -160,10 +186,10 @@ def builtin(name: str) -> ModuleType:
 
 
 _LEFT_OUT = frozenset(
-    "__phello__ __pycache__ dist-packages distutils encodings ensurepip idlelib lib2to3 pydoc_data site-packages test "
-    "tests turtledemo".split()
+    "__phello__ __pycache__ distutils encodings idlelib lib2to3 pydoc_data test tests turtledemo".split()
 )
-"""Folders of tests, tables and installed packages, and those that only some Python versions or installations have."""
+"""Folders of tests and tables, and those that only some Python versions or installations have. (Those of installed
+packages, `site-packages`, are no identifiers.)"""
 
 
 @cache
@@ -180,12 +206,13 @@ def standard_library() -> Mapping[str, str]:
     """
     root = Path(sysconfig.get_path("stdlib"))
     sources: dict[str, str] = {}
-    for path in sorted(root.rglob("*.py")):
-        parts = path.relative_to(root).with_suffix("").parts
-        if _LEFT_OUT.isdisjoint(parts) and not any("-" in part or "_sysconfigdata" in part for part in parts):
+    for folder, below, files in os.walk(root):
+        below[:] = [name for name in below if name.isidentifier() and name not in _LEFT_OUT]
+        for path in (Path(folder, name) for name in files if name.endswith(".py")):
             text = path.read_bytes()
-            if text.isascii():
-                sources[".".join(parts).removesuffix(".__init__")] = text.decode()
+            if text.isascii() and not path.name.startswith("_sysconfigdata"):
+                module = ".".join(path.relative_to(root).with_suffix("").parts)
+                sources[module.removesuffix(".__init__")] = text.decode()
     if not sources:
         raise PluginError(str(root), "this Python has no library source files", "use a Python installed with them")
     return dict(sorted(sources.items()))

@@ -96,6 +96,21 @@ def find_recipe(name: str | os.PathLike[str]) -> Path:
     raise UsageError(str(name), "no such recipe, neither a file nor shipped with redco", remedy)
 
 
+def find_run(name: str | os.PathLike[str]) -> tuple[Path, Path | None]:
+    """The recipe of a run given by its output directory, with that directory; or a recipe as `find_recipe` finds it.
+
+    Raises:
+        UsageError: there is none.
+    """
+    directory = Path(name)
+    if not directory.is_dir():
+        return find_recipe(name), None
+    resolved = directory / RESOLVED_NAME
+    if not resolved.is_file():
+        raise UsageError(str(name), f"is no run: it has no {RESOLVED_NAME}", "name an output directory or a recipe")
+    return resolved, directory
+
+
 def place(key: str, origins: Mapping[str, str], fallback: str) -> str:
     """`<where the key or its nearest given parent was written>: <key>`."""
     parts = key.split(".")

@@ -288,3 +288,12 @@ class Recipe(Section):
 def contradiction(key: str, problem: str, remedy: str) -> PydanticCustomError:
     """An error about one dotted `key` that only the whole recipe can show."""
     return PydanticCustomError("contradiction", "{problem}", {"key": key, "problem": problem, "remedy": remedy})
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of a recipe file, which may `extends` another."""
+    schema = Recipe.model_json_schema()
+    extends = {"type": "string", "description": "A recipe, by path or shipped name, whose values this one changes."}
+    schema["properties"] = {"extends": extends, **schema["properties"]}
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return {**schema, "anyOf": [{"required": ["extends"]}, {"required": schema.pop("required")}]}

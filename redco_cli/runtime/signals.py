@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-EXIT_REQUEUE = 75
-EXIT_INTERRUPTED = 130
+from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE
 
 
 @dataclass

@@ -5,8 +5,8 @@ with a temporary name. Only when every file is there is it renamed to `checkpoin
 complete, whenever the power went. The next save, and the end of the run, first wait for the one before, and only then
 delete what is no longer kept. So at any moment the newest complete checkpoint is on disk.
 
-Three items: `params` (all that prediction needs), `training` (optimizer state and counters), `meta` (JSON: step, the metric
-that ranks it, the resolved recipe).
+Three items: `params` (all that prediction needs), `training` (optimizer state and counters), `meta` (JSON: step, the
+metric that ranks it, the resolved recipe).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import orbax.checkpoint as ocp
 
 from redco_cli.errors import StorageError
 from redco_cli.plugin.contract import Params
-from redco_cli.training.state import TrainState, partition
+from redco_cli.training.state import TrainState, partition, paths
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 
@@ -79,7 +79,7 @@ class Checkpoints:
         Raises:
             StorageError: this or the previous save cannot be written; what was complete before stays complete.
         """
-        if self.path(meta.step).exists():
+        if meta.step in self._metas or self.path(meta.step).exists():
             return
         training = {"opt_state": state.opt_state, "skipped": state.skipped, "streak": state.streak}
         try:
@@ -151,7 +151,7 @@ class Checkpoints:
             params=ocp.args.StandardRestore(_nested(abstract.params)),
             training=ocp.args.StandardRestore(_nested(training)),
         )
-        frozen = frozenset(_paths(abstract.frozen))
+        frozen = frozenset(paths(abstract.frozen))
         trainable, rest = partition(_unnested(restored["params"], abstract.params), frozen)
         counters = _unnested(restored["training"], training)
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
@@ -204,8 +204,3 @@ def _unnested(nested: Mapping[str, Any], like: Any) -> Any:
         return inner
 
     return jax.tree_util.tree_map_with_path(pick, like)
-
-
-def _paths(params: Params) -> list[str]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]

@@ -63,6 +63,11 @@ def merge(trainable: Params, frozen: Params) -> Params:
     return unflatten_dict(flatten_dict(trainable, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
 
 
+def paths(params: Params) -> list[str]:
+    """The path of each parameter: `transformer/h/0/attn/kernel`."""
+    return list(flatten_dict(params, sep="/"))
+
+
 def frozen_paths(params: Params, patterns: Sequence[str], always: Sequence[str], where: str) -> frozenset[str]:
     """The paths of the parameters that are never updated.
 
@@ -75,19 +80,19 @@ def frozen_paths(params: Params, patterns: Sequence[str], always: Sequence[str],
     Raises:
         RecipeError: an expression is malformed or matches nothing, or nothing is left to train.
     """
-    paths = list(flatten_dict(params, sep="/"))
+    known = paths(params)
     chosen: set[str] = set()
     for pattern in patterns:
         try:
-            matches = {path for path in paths if re.fullmatch(pattern, path)}
+            matches = {path for path in known if re.fullmatch(pattern, path)}
         except re.error as error:
             raise RecipeError(where, f"{pattern!r} is no regular expression: {error}", "escape special signs") from None
         if not matches:
             raise RecipeError(
-                where, f"{pattern!r} matches no parameter path", f"paths look like {', '.join(paths[:3])}"
+                where, f"{pattern!r} matches no parameter path", f"paths look like {', '.join(known[:3])}"
             )
         chosen |= matches
-    chosen |= {path for path in paths if any(re.fullmatch(pattern, path) for pattern in always)}
-    if len(chosen) == len(paths):
+    chosen |= {path for path in known if any(re.fullmatch(pattern, path) for pattern in always)}
+    if len(chosen) == len(known):
         raise RecipeError(where, "every parameter is frozen", "leave something to train")
     return frozenset(chosen)

@@ -1,0 +1,55 @@
+# Every target works from a fresh clone: it makes .venv itself. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help install run fmt lint types test test-all bench check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+$(VENV)/pyvenv.cfg:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "redco needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.run
+
+install: $(VENV)/.run ## make the environment: redco and what it needs
+
+run: install ## train the quickstart recipe on real text, then continue four prompts
+	$(BIN)/redco train quickstart
+	$(BIN)/redco predict runs/quickstart --input recipes/quickstart_prompts.jsonl --show 4
+
+fmt: $(VENV)/.dev ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.dev ## style
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev ## types, strictly
+	$(BIN)/mypy
+
+test: $(VENV)/.dev ## the tests, minutes
+	$(PYTEST) -m 'not slow'
+
+test-all: $(VENV)/.dev ## the tests and the slow matrices
+	$(PYTEST)
+
+bench: install ## overhead of the training loop over a bare one
+	$(BIN)/python tests/bench/overhead.py
+
+check: lint types test ## what CI runs
+
+clean: ## remove the environment, caches and runs
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist runs

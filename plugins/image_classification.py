@@ -1,0 +1,122 @@
+"""Image classification: an own Flax network on scikit-learn's handwritten digits, or a named model on image files.
+
+Without `model.name` and `model.config`, `build_model` makes a small convolutional network and `load_examples` gives the 1797
+digits of scikit-learn, 8 x 8 pixels each, a fixed fifth of every class held out. With them, the model is that of
+Hugging Face (ViT, ...), and its image processor makes what it reads of the column `image`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redco_cli.errors import PluginError
+from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
+from redco_cli.plugin.parts import column, token_loss
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `plugin.options` may hold.
+
+    Attributes:
+        image: the column of images: PIL images, or arrays [height, width, channels] for the network built here.
+        label: the column of classes, integers from 0.
+        channels: width of the first convolution of the network built here; the second has twice as many.
+        classes: how many classes the network built here tells apart.
+        dropout: share of features, 0 to 1, dropped in its training.
+        shift: images are moved by up to so many pixels in its training.
+    """
+
+    image: str = "image"
+    label: str = "label"
+    channels: int = 32
+    classes: int = 10
+    dropout: float = 0.3
+    shift: int = 1
+
+
+class ConvNet(nn.Module):
+    """Two convolutions, pooling, two more, and a classifier."""
+
+    options: Options
+
+    @nn.compact
+    def __call__(self, pixel_values: jax.Array, train: bool = False) -> jax.Array:
+        """Images [B, height, width, channels] to logits [B, classes]."""
+        x = pixel_values
+        for width in (self.options.channels, 2 * self.options.channels):
+            x = nn.relu(nn.Conv(width, (3, 3))(x))
+            x = nn.relu(nn.Conv(width, (3, 3))(x))
+            x = nn.max_pool(x, (2, 2), strides=(2, 2))
+        x = x.reshape(x.shape[0], -1)
+        x = nn.Dropout(self.options.dropout, deterministic=not train)(x)
+        return nn.Dense(self.options.classes)(x)
+
+
+def build_model(ctx: Context) -> nn.Module:
+    """The network for when no model is named."""
+    return ConvNet(ctx.options)
+
+
+def load_examples(ctx: Context, split: str) -> Sequence[Example]:
+    """The digits of scikit-learn, pixels scaled to 0 .. 1: of each class every fifth image is for evaluation.
+
+    Raises:
+        PluginError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+    except ModuleNotFoundError:
+        raise PluginError(
+            "load_examples", "the digits come with scikit-learn, which is not installed", 'pip install "redco[digits]"'
+        ) from None
+    digits = load_digits()
+    images, labels = digits.images[..., None].astype(np.float32) / 16, digits.target
+    rank = np.array([(labels[:index] == label).sum() for index, label in enumerate(labels)])
+    chosen = np.flatnonzero((rank % 5 == 0) == (split == "eval"))
+    return [{ctx.options.image: images[index], ctx.options.label: int(labels[index])} for index in chosen]
+
+
+def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
+    """`pixel_values` [B, height, width, channels], as a processor makes them [B, channels, height, width]; `labels` [B]."""
+    images = column(examples, ctx.options.image)
+    if ctx.tokenizer is None:
+        batch = {"pixel_values": np.stack(images)}
+    else:
+        batch = {"pixel_values": ctx.tokenizer(images=images, return_tensors="np")["pixel_values"]}
+    if ctx.stage != "predict":
+        batch["labels"] = np.array(column(examples, ctx.options.label), np.int32)
+    return batch
+
+
+def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
+    """Cross-entropy of each image's class. In training, images are moved by a random number of pixels."""
+    images = batch["pixel_values"]
+    if train and ctx.tokenizer is None and ctx.options.shift:
+        images = shifted(images, ctx.options.shift, jax.random.fold_in(rng, 1))
+    return token_loss(ctx.model(params, images, rng=rng, train=train), batch["labels"])
+
+
+def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+    """The likeliest class [B]."""
+    return jnp.argmax(ctx.model(params, batch["pixel_values"]), axis=-1)
+
+
+def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[int]) -> Mapping[str, float]:
+    """How many images are classified right. (The metric of the loss, over the same images, must say the same.)"""
+    return {"test_accuracy": float(np.mean(np.array(predictions) == np.array(column(examples, ctx.options.label))))}
+
+
+def shifted(images: jax.Array, most: int, rng: jax.Array) -> jax.Array:
+    """Each of the images [B, height, width, channels] moved by -most to most pixels along both dims, zeros moved in."""
+    padded = jnp.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
+    offsets = jax.random.randint(rng, (len(images), 2), 0, 2 * most + 1)
+    crop = lambda image, at: jax.lax.dynamic_slice(image, (at[0], at[1], 0), images.shape[1:])  # noqa: E731
+    return jax.vmap(crop)(padded, offsets)

@@ -1,0 +1,197 @@
+"""Instruction tuning: the model learns the assistant's turns of conversations, and nothing else of them.
+
+An example has `messages`, a list of {role, content}, or a `prompt` and a `response`. The tokenizer's chat template
+makes one sequence of it, and only the tokens that the assistant has to produce carry a label: its words and the end
+of its turn. They are found by the template's own `{% generation %}` marks, or else by comparing the conversation
+with its beginnings.
+
+A conversation longer than `data.max_length` tokens keeps its beginning, in prediction its end. When nothing of an
+answer is left the example carries no loss, and a training batch of such examples only is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+
+from redco_cli.errors import PluginError
+from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
+from redco_cli.plugin.parts import column, decode, exact_match, generate, next_token_loss, pad, padding_id
+
+Messages = list[dict[str, str]]
+ASSISTANT = "assistant"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `plugin.options` may hold.
+
+    Attributes:
+        messages: the column of conversations; examples without it have the two below.
+        prompt: the column of what the user says.
+        response: the column of what the assistant answers.
+        train_on: learn `all` turns of the assistant, or the `last` only.
+    """
+
+    messages: str = "messages"
+    prompt: str = "prompt"
+    response: str = "response"
+    train_on: Literal["all", "last"] = "all"
+
+
+def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
+    """`input_ids` and `attention_mask` [B, L]; for training also `labels` [B, L], ids on what the assistant says.
+
+    Raises:
+        PluginError: no example of a training batch has a label left.
+    """
+    length, tokenizer = ctx.recipe.data.max_length, ctx.tokenizer
+    conversations = [messages_of(ctx.options, example) for example in examples]
+    if ctx.stage == "predict":
+        prompts = [tokenize(tokenizer, asked(messages), prompt=True)[-length:] for messages in conversations]
+        input_ids, attention_mask = pad(prompts, length, padding_id(tokenizer), side="left")
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
+    rows = [encode_conversation(tokenizer, messages, ctx.options.train_on) for messages in conversations]
+    input_ids, attention_mask = pad([ids[:length] for ids, _ in rows], length, padding_id(tokenizer))
+    labels, _ = pad([labels[:length] for _, labels in rows], length, IGNORED_LABEL)
+    if ctx.stage == "train" and (labels == IGNORED_LABEL).all():
+        longest = max(len(ids) for ids, _ in rows)
+        raise PluginError(
+            "collate_fn",
+            f"nothing to learn: in a batch of {len(rows)} examples no token of an answer lies within data.max_length "
+            f"{length}; the longest conversation has {longest} tokens",
+            "raise data.max_length, or shorten the prompts; if the answers are empty, correct the data",
+        )
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
+    """Cross-entropy of each token of the answers, given everything before it."""
+    logits = ctx.model(params, batch["input_ids"], batch["attention_mask"], rng=rng, train=train)
+    return next_token_loss(logits, batch["labels"])
+
+
+def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+    """Token ids [B, N] of the answers."""
+    return generate(ctx, params, batch, rng)
+
+
+def output_fn(ctx: Context, outputs: Any) -> Sequence[str]:
+    """The answers as text."""
+    return decode(ctx.tokenizer, outputs)
+
+
+def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[str]) -> Mapping[str, float]:
+    """How many answers equal the last one of their conversation to the letter."""
+    answers = [messages_of(ctx.options, example)[-1]["content"] for example in examples]
+    return {"exact_match": exact_match(predictions, answers)}
+
+
+def messages_of(options: Options, example: Example) -> Messages:
+    """The conversation of an example, up to and with the assistant's last turn if it has one.
+
+    Raises:
+        PluginError: the columns are missing, or do not hold a conversation.
+    """
+    if options.messages not in example:
+        if options.prompt not in example:
+            column([example], options.messages)  # says which columns there are
+        messages = [{"role": "user", "content": example[options.prompt]}]
+        answer = example.get(options.response)
+        return messages if answer is None else [*messages, {"role": ASSISTANT, "content": answer}]
+    messages = example[options.messages]
+    try:
+        turns = [index for index, message in enumerate(messages) if message["role"] == ASSISTANT and message["content"]]
+    except (TypeError, KeyError):
+        raise PluginError(
+            "collate_fn",
+            f"{options.messages!r} holds {str(messages)[:80]!r}, which is no conversation",
+            'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
+        ) from None
+    return list(messages[: turns[-1] + 1]) if turns else list(messages)
+
+
+def asked(messages: Messages) -> Messages:
+    """The conversation before the answer that is to be predicted."""
+    return messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
+
+
+def encode_conversation(tokenizer: Any, messages: Messages, train_on: str) -> tuple[list[int], list[int]]:
+    """A conversation that ends with the assistant, as token ids and as labels of the same length.
+
+    Raises:
+        PluginError: the tokenizer has no chat template, or its answers cannot be found in what the template makes.
+    """
+    turns = [index for index, message in enumerate(messages) if message["role"] == ASSISTANT]
+    if train_on == "last":
+        turns = turns[-1:]
+    ids = tokenize(tokenizer, messages)
+    if re.search(r"{%-?\s*generation\s*-?%}", str(tokenizer.chat_template)):
+        spans = marked_spans(tokenizer, messages)[-len(turns) :] if turns else []
+    else:
+        spans = [compared_span(tokenizer, messages, turn, ids) for turn in turns]
+    labels = [IGNORED_LABEL] * len(ids)
+    for start, end in spans:
+        labels[start:end] = ids[start:end]
+    return ids, labels
+
+
+def marked_spans(tokenizer: Any, messages: Messages) -> list[tuple[int, int]]:
+    """First and last + 1 position of each answer, from the template's `{% generation %}` marks."""
+    mask = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+    edges = [0, *mask["assistant_masks"], 0]
+    starts = [index for index in range(len(edges) - 1) if edges[index + 1] > edges[index]]
+    ends = [index for index in range(len(edges) - 1) if edges[index + 1] < edges[index]]
+    return list(zip(starts, ends, strict=True))
+
+
+def compared_span(tokenizer: Any, messages: Messages, turn: int, ids: list[int]) -> tuple[int, int]:
+    """First and last + 1 position of the answer `turn`: what the conversation with it has more than that without.
+
+    Tokens are compared after text, since the first of an answer may merge with the prompt: such a token is its first.
+    """
+    whole, before, upto = (
+        render(tokenizer, messages),
+        render(tokenizer, messages[:turn], prompt=True),
+        render(tokenizer, messages[: turn + 1]),
+    )
+    if not (whole.startswith(upto) and upto.startswith(before)):
+        raise PluginError(
+            "collate_fn",
+            f"the chat template changes what comes before message {turn + 1} when more follows, so the tokens of the "
+            "answer cannot be told apart",
+            "set plugin.options.train_on: last, or mark the answers with {% generation %} in the chat template",
+        )
+    start = common(ids, tokenize(tokenizer, messages[:turn], prompt=True))
+    return start, common(ids, tokenize(tokenizer, messages[: turn + 1]))
+
+
+def common(one: list[int], other: list[int]) -> int:
+    """Length of the beginning that two sequences share."""
+    pairs = zip(one, other, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def tokenize(tokenizer: Any, messages: Messages, *, prompt: bool = False) -> list[int]:
+    """Token ids that the chat template makes; with `prompt`, also of the words that begin an answer."""
+    return list(_apply(tokenizer, messages, add_generation_prompt=prompt, tokenize=True))
+
+
+def render(tokenizer: Any, messages: Messages, *, prompt: bool = False) -> str:
+    """The same as text."""
+    return str(_apply(tokenizer, messages, add_generation_prompt=prompt, tokenize=False))
+
+
+def _apply(tokenizer: Any, messages: Messages, **settings: bool) -> Any:
+    if not getattr(tokenizer, "chat_template", None):
+        name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+        raise PluginError(
+            "collate_fn",
+            f"the tokenizer {name} has no chat template",
+            "take an instruction-tuned model's tokenizer (model.tokenizer), or add chat_template.jinja to the model's folder",
+        )
+    return tokenizer.apply_chat_template(messages, **settings)

@@ -1,0 +1,80 @@
+"""Text to text with an encoder-decoder model (T5, BART, ...): translation, summaries, normalisation.
+
+Sources and targets are tokenized and ended with the end mark; those longer than `data.max_length` and
+`max_target_length` tokens keep their beginning. The decoder learns each target token from the source and the target tokens
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
+from redco_cli.plugin.parts import column, decode, encode, exact_match, generate, pad, padding_id, token_loss
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `plugin.options` may hold.
+
+    Attributes:
+        source: the column to read.
+        target: the column to write.
+        prefix: put before each source, such as `"summarize: "`.
+        max_target_length: longest target in tokens, end mark included; default: `data.max_length`.
+    """
+
+    source: str = "source"
+    target: str = "target"
+    prefix: str = ""
+    max_target_length: int | None = None
+
+
+def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
+    """`input_ids` and `attention_mask` [B, L] of the sources; for training also `labels` [B, N] of the targets."""
+    options, length, tokenizer = ctx.options, ctx.recipe.data.max_length, ctx.tokenizer
+    sources = encode(tokenizer, [options.prefix + source for source in column(examples, options.source)])
+    input_ids, attention_mask = pad([ids[:length] for ids in sources], length, padding_id(tokenizer))
+    if ctx.stage == "predict":
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
+    target_length = options.max_target_length or length
+    targets = encode(tokenizer, column(examples, options.target), target=True)
+    labels, _ = pad([ids[:target_length] for ids in targets], target_length, IGNORED_LABEL)
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+
+
+def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
+    """Cross-entropy of each target token; the decoder reads the target moved one to the right."""
+    config, labels = ctx.model.config, batch["labels"]
+    first = jnp.full_like(labels[:, :1], config.decoder_start_token_id)
+    known = jnp.where(labels == IGNORED_LABEL, config.pad_token_id, labels)
+    decoder_input_ids = jnp.concatenate([first, known[:, :-1]], axis=1)
+    logits = ctx.model(
+        params,
+        batch["input_ids"],
+        batch["attention_mask"],
+        decoder_input_ids=decoder_input_ids,
+        rng=rng,
+        train=train,
+    )
+    return token_loss(logits, labels)
+
+
+def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+    """Token ids [B, N] of each target."""
+    return generate(ctx, params, batch, rng)
+
+
+def output_fn(ctx: Context, outputs: Any) -> Sequence[str]:
+    """The targets as text."""
+    return decode(ctx.tokenizer, outputs)
+
+
+def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[str]) -> Mapping[str, float]:
+    """How many targets are right to the letter."""
+    return {"exact_match": exact_match(predictions, column(examples, ctx.options.target))}

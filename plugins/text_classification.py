@@ -1,0 +1,145 @@
+"""One label per text, with an encoder (BERT, RoBERTa, ELECTRA, ...): a class, or with `num_labels: 1` a number.
+
+The model's config decides: `problem_type: regression` or one label is a regression, anything else a classification among
+the classes of `id2label`. Texts longer than `data.max_length` tokens keep their beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redco_cli.errors import PluginError
+from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
+from redco_cli.plugin.parts import column, token_loss
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `plugin.options` may hold.
+
+    Attributes:
+        text: the column to read.
+        text_pair: a second column to read after it (entailment, paraphrases).
+        label: the column to tell: a class by its name in `id2label` or its number, or in regression a number.
+    """
+
+    text: str = "text"
+    text_pair: str | None = None
+    label: str = "label"
+
+
+def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
+    """What the tokenizer makes of the texts, each [B, L]; for training also `labels` [B], integers or floats."""
+    options = ctx.options
+    pairs = [column(examples, options.text_pair)] if options.text_pair else []
+    encoded = ctx.tokenizer(
+        column(examples, options.text),
+        *pairs,
+        truncation=True,
+        padding="max_length",
+        max_length=ctx.recipe.data.max_length,
+        return_tensors="np",
+    )
+    batch = {name: rows.astype(np.int32) for name, rows in encoded.items()}
+    if ctx.stage != "predict":
+        batch["labels"] = label_array(ctx, column(examples, options.label))
+    return batch
+
+
+def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
+    """Cross-entropy of each class, or the squared error of each number."""
+    logits = logits_of(ctx, params, batch, rng=rng, train=train)
+    if not is_regression(ctx):
+        return token_loss(logits, batch["labels"])
+    errors = logits[:, 0].astype(jnp.float32) - batch["labels"]
+    return Loss((errors**2).sum(), errors.size, {"absolute_error": jnp.abs(errors).sum()})
+
+
+def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+    """The probability of each class [B, V], or the number [B, 1]."""
+    logits = logits_of(ctx, params, batch).astype(jnp.float32)
+    return logits if is_regression(ctx) else jax.nn.softmax(logits)
+
+
+def output_fn(ctx: Context, outputs: Any) -> Sequence[Any]:
+    """The likeliest label and its probability, or the number."""
+    if is_regression(ctx):
+        return [float(value) for value in outputs[:, 0]]
+    names = ctx.model.config.id2label
+    return [{"label": names[int(row.argmax())], "probability": float(row.max())} for row in outputs]
+
+
+def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[Any]) -> Mapping[str, float]:
+    """Accuracy and macro-F1, or Pearson correlation and mean absolute error."""
+    labels = label_array(ctx, column(examples, ctx.options.label))
+    if is_regression(ctx):
+        return regression_metrics(np.array(predictions, np.float64), labels)
+    return classification_metrics(label_array(ctx, [prediction["label"] for prediction in predictions]), labels)
+
+
+def is_regression(ctx: Context) -> bool:
+    """Whether the model tells a number, not a class.
+
+    Raises:
+        PluginError: the model's config asks for several labels per text.
+    """
+    config = ctx.model.config
+    if config.problem_type == "multi_label_classification":
+        raise PluginError(
+            "text_classification",
+            "problem_type: multi_label_classification is given, but this plugin gives a text one label",
+            "use single_label_classification, or write a plugin with a loss per label",
+        )
+    return bool(config.problem_type == "regression" or config.num_labels == 1)
+
+
+def logits_of(ctx: Context, params: Params, batch: Batch, **settings: Any) -> jax.Array:
+    """The model's logits [B, V] for everything in the batch but the labels."""
+    inputs = {name: array for name, array in batch.items() if name != "labels"}
+    logits: jax.Array = ctx.model(params, **inputs, **settings)
+    return logits
+
+
+def label_array(ctx: Context, labels: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Labels as the loss takes them: numbers of classes [B], or floats [B].
+
+    Raises:
+        PluginError: a label is no class of the model.
+    """
+    if is_regression(ctx):
+        return np.array(labels, np.float32)
+    names = ctx.model.config.id2label
+    numbers = {name: number for number, name in names.items()} | {number: number for number in names}
+    for label in labels:
+        if label not in numbers:
+            known = ", ".join(map(str, names.values()))
+            raise PluginError(
+                "collate_fn",
+                f"the label {label!r} is none of the model's classes: {known}",
+                "list every class in model.config.id2label, or correct the data",
+            )
+    return np.array([numbers[label] for label in labels], np.int32)
+
+
+def classification_metrics(predicted: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Of classes [B]: the share that is right, and the mean over classes of F1 = 2 hits / (predicted + labelled)."""
+    hits = predicted == labels
+    scores = [
+        2 * (hits & (labels == one)).sum() / ((predicted == one).sum() + (labels == one).sum())
+        for one in np.union1d(predicted, labels)
+    ]
+    return {"accuracy": float(hits.mean()), "macro_f1": float(np.mean(scores))}
+
+
+def regression_metrics(predicted: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Of numbers [B]: their Pearson correlation (NaN when either side is constant) and mean absolute error."""
+    x, y = predicted - predicted.mean(), labels - labels.mean()
+    scale = float(np.sqrt((x**2).sum() * (y**2).sum()))
+    pearson = float((x * y).sum()) / scale if scale else float("nan")
+    return {"pearson": pearson, "mean_absolute_error": float(np.abs(predicted - labels).mean())}

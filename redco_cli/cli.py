@@ -1,0 +1,193 @@
+"""The commands. Each reads its arguments, calls `run`, prints a result; errors become exit codes.
+
+Nothing here imports JAX, transformers or datasets before a recipe has been read: a wrong one is refused at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from redco_cli import __version__
+from redco_cli.console import masked_tokens, note, print_error, result, table
+from redco_cli.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RedcoError
+from redco_cli.recipe.load import load_recipe, resolved_yaml
+from redco_cli.recipe.schema import json_schema
+from redco_cli.recipe.starter import copy_starter
+
+
+class _Commands(typer.core.TyperGroup):
+    """Turns what a command raises into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RedcoError as error:
+            if ctx.params.get("show_traceback"):
+                traceback.print_exc()
+            print_error(error)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            note("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:  # the reader has seen enough; Python would complain again when it flushes
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_FAILED) from None
+
+
+app = typer.Typer(
+    name="redco",
+    cls=_Commands,
+    help="Distributed JAX training and inference from a YAML recipe and three functions.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values to change: train.steps=100 model.dtype=bfloat16"),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    show_traceback: Annotated[
+        bool, typer.Option("--traceback", help="Print the Python traceback behind an error.")
+    ] = False,
+) -> None:
+    """Distributed JAX training and inference from a YAML recipe and three functions."""
+    if version:
+        print(f"redco {__version__}")  # noqa: T201 - nothing to draw
+        raise typer.Exit(EXIT_DONE)
+
+
+@app.command(epilog="Example: redco train quickstart train.steps=200 output_dir=runs/short")
+def train(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False) -> None:
+    """Train, evaluate and checkpoint a recipe. Run it again to continue where it stopped."""
+    load_recipe(recipe, overrides or ())
+    from redco_cli.run import train as run_train
+
+    outcome = run_train(recipe, overrides or ())
+    if outcome.evaluations and not as_json:
+        columns = list(outcome.evaluations[-1][1])
+        rows = [[step, *(values.get(name) for name in columns)] for step, values in outcome.evaluations]
+        best = next((row for row, (step, _) in enumerate(outcome.evaluations) if step == outcome.best), None)
+        table("evaluations", ["step", *columns], rows, best)
+    document = {
+        "output_dir": str(outcome.output_dir),
+        "step": outcome.step,
+        "train": dict(outcome.train),
+        "best_checkpoint": None if outcome.best is None else f"checkpoint-{outcome.best}",
+        "checkpoint": outcome.checkpoint.name,
+    }
+    if as_json:
+        document["evaluations"] = [{"step": step, **values} for step, values in outcome.evaluations]
+    result(document, as_json)
+
+
+@app.command(epilog="Example: redco predict runs/quickstart --input prompts.jsonl --show 4")
+def predict(
+    target: Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A recipe, or the output directory of a run.")],
+    overrides: Overrides = None,
+    input_file: Annotated[
+        str | None, typer.Option("--input", metavar="FILE", help="JSON lines; default: the eval examples.")
+    ] = None,
+    output_file: Annotated[
+        str | None, typer.Option("--output", metavar="FILE", help="Default: OUTPUT_DIR/predictions/NAME.jsonl")
+    ] = None,
+    checkpoint: Annotated[
+        str, typer.Option("--checkpoint", metavar="last|best|PATH", help="Which parameters to predict with.")
+    ] = "last",
+    show: Annotated[int, typer.Option("--show", metavar="N", help="Also print the first N predictions.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Predict a JSON-lines file or the eval examples: in order, each once, continuing if killed."""
+    from redco_cli.recipe.load import find_run
+
+    load_recipe(find_run(target)[0], overrides or ())
+    from redco_cli.run import predict as run_predict
+
+    file = run_predict(target, overrides or (), input=input_file, output=output_file, checkpoint=checkpoint)
+    with file.open(encoding="utf-8") as lines:
+        predictions = [json.loads(line) for line in lines]
+    if as_json:
+        result({"output": str(file), "examples": len(predictions), "predictions": predictions[:show]}, as_json)
+        return
+    for prediction in predictions[:show]:
+        _show_prediction(prediction)
+    result({"output": str(file), "examples": len(predictions)}, as_json)
+
+
+@app.command(epilog="Example: redco validate recipes/quickstart.yaml train.steps=100")
+def validate(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    origins: Annotated[
+        bool, typer.Option("--origins", help="Print the whole recipe with the origin of each value.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Find everything that can be wrong with a recipe, in seconds, without weights."""
+    loaded = load_recipe(recipe, overrides or ())
+    if origins:
+        print(resolved_yaml(loaded), end="")  # noqa: T201 - a file, as it would be written
+        return
+    from redco_cli.run import validate as run_validate
+
+    document, sequences = run_validate(recipe, overrides or ())
+    if as_json:
+        result(document, as_json)
+        return
+    for sequence in sequences:
+        masked_tokens(sequence.tokens, sequence.carries_loss, sequence.title)
+    result(document, as_json)
+    note("valid")
+
+
+@app.command(epilog="Example: redco init my-project --recipe instruct")
+def init(
+    directory: Annotated[str, typer.Argument(metavar="[DIR]", help="Where to; made if need be.")] = ".",
+    recipe: Annotated[str, typer.Option("--recipe", metavar="NAME", help="Which shipped recipe.")] = "quickstart",
+) -> None:
+    """Copy a shipped recipe and its plugin to start from."""
+    files = copy_starter(Path(directory), recipe)
+    for file in files:
+        note(f"wrote {file}")
+    result({"next": f"redco train {files[0]}"}, False)
+
+
+@app.command(epilog="Example: redco doctor --json")
+def doctor(as_json: Json = False) -> None:
+    """Show devices, versions, processes, caches and extras."""
+    from redco_cli.runtime.doctor import examine
+
+    result(examine(), as_json)
+
+
+@app.command(epilog="Example: redco schema > recipe.schema.json")
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors."""
+    print(json.dumps(json_schema(), indent=2))  # noqa: T201 - a file
+
+
+def main() -> None:
+    """The entry point."""
+    app()
+
+
+def _show_prediction(line: dict[str, Any]) -> None:
+    example = line["example"]
+    text = next((example[name] for name in ("prompt", "text", "input", "source") if name in example), None)
+    title = f"[{line['index']}]" if text is None else f"[{line['index']}] {text}"
+    result({title: line["prediction"]}, False)

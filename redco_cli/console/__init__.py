@@ -1,0 +1,22 @@
+"""What a person sees. The only package that draws; imports no JAX.
+
+Results go to stdout, everything else to stderr. On a terminal there are colours and one live line at the bottom;
+anywhere else (a file, a pipe, CI, `TERM=dumb`) the same is said in plain lines without control codes, fit for `grep`.
+"""
+
+from redco_cli.console.progress import CountProgress, TrainProgress
+from redco_cli.console.screen import masked_tokens, note, open_console, print_error, result, stderr, stdout, table, warn
+
+__all__ = [
+    "CountProgress",
+    "TrainProgress",
+    "masked_tokens",
+    "note",
+    "open_console",
+    "print_error",
+    "result",
+    "stderr",
+    "stdout",
+    "table",
+    "warn",
+]

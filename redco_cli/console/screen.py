@@ -1,0 +1,203 @@
+r"""Messages, results and tables.
+
+Text that comes from users is shown as it is: brackets in it are no markup, and on a terminal its control characters
+are spelled out (`\x1b`) instead of obeyed. Every function takes the console to draw on, so that a test can hand in its
+own. While a progress object is open, speak through `note` and `warn`, which draw above its line, and keep results for
+when it has closed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from redco_cli.console.numbers import readable
+from redco_cli.errors import RedcoError
+
+Piece = str | tuple[str, str]
+"""Text, or text with a rich style."""
+
+_SPELLED_OUT = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def open_console(file: TextIO, *, terminal: bool) -> Console:
+    """A console that writes to `file`; on a `terminal` it draws, in colour unless `NO_COLOR` is set."""
+    return Console(file=file, force_terminal=terminal, highlight=False, markup=False, emoji=False)
+
+
+def stdout() -> Console:
+    """The console of results."""
+    return _console_on(_behind(sys.stdout))
+
+
+def stderr() -> Console:
+    """The console of everything that is no result."""
+    return _console_on(_behind(sys.stderr))
+
+
+def say(console: Console, *pieces: Piece) -> None:
+    """One text, never wrapped or cropped, and a line end; without a terminal exactly the characters of `pieces`."""
+    if console.is_terminal:
+        styled = [(piece, "") if isinstance(piece, str) else piece for piece in pieces]
+        console.print(Text.assemble(*((_visible(text, console), style) for text, style in styled)), soft_wrap=True)
+    else:
+        text = "".join(piece if isinstance(piece, str) else piece[0] for piece in pieces)
+        console.file.write(_encodable(text, console) + "\n")
+        console.file.flush()
+
+
+def print_error(error: RedcoError, console: Console | None = None) -> None:
+    """Each problem with its place, what is wrong and what to do; the text is exactly `str(problem)`."""
+    for problem in error.problems:
+        text = str(problem)
+        place, remedy = len(problem.where), len(text) - len(problem.remedy)
+        say(console or stderr(), (text[:place], "bold"), text[place:remedy], (text[remedy:], "green"))
+
+
+def note(text: str, console: Console | None = None) -> None:
+    """One line that informs."""
+    say(console or stderr(), _one_line(text))
+
+
+def warn(text: str, console: Console | None = None) -> None:
+    """One line about something that deserves attention and does not end the command."""
+    say(console or stderr(), ("warning: ", "bold yellow"), _one_line(text))
+
+
+def result(document: Mapping[str, Any], as_json: bool, console: Console | None = None) -> None:
+    """The result of a command.
+
+    Args:
+        document: mappings, sequences, text, numbers and paths.
+        as_json: exactly one JSON document, numbers that are not finite as null; else a summary to read.
+        console: where to; default: stdout.
+    """
+    console = console or stdout()
+    if as_json:
+        say(console, json.dumps(_finite(document), indent=2, allow_nan=False, default=os.fspath))
+    else:
+        for line in _summary(document):
+            say(console, line)
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    best: int | None = None,
+    console: Console | None = None,
+) -> None:
+    """A table, numbers to the right.
+
+    Args:
+        title: said above it.
+        columns: their names.
+        rows: one value per column each; `None` is an empty cell.
+        best: index of the row to mark as the best.
+        console: where to; default: stdout.
+    """
+    console = console or stdout()
+    heads = [*columns, ""]
+    cells = [[*map(readable, row), "best" if index == best else ""] for index, row in enumerate(rows)]
+    right = [any(isinstance(row[place], int | float) for row in rows) for place in range(len(columns))] + [False]
+    if console.is_terminal:
+        drawn = Table(title=Text(_visible(title, console), "bold"), title_justify="left", box=SIMPLE_HEAD)
+        for head, is_right in zip(heads, right, strict=True):
+            drawn.add_column(Text(_visible(head, console)), justify="right" if is_right else "left")
+        for index, row in enumerate(cells):
+            drawn.add_row(*(Text(_visible(cell, console)) for cell in row), style="green" if index == best else None)
+        console.print(drawn)
+        return
+    widths = [max(len(row[place]) for row in (heads, *cells)) for place in range(len(heads))]
+    say(console, title)
+    for row in (heads, *cells):
+        aligned = (f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(row, widths, right, strict=True))
+        say(console, f"  {'  '.join(aligned)}".rstrip())
+
+
+def masked_tokens(tokens: Sequence[str], weights: Sequence[bool], title: str, console: Console | None = None) -> None:
+    """Decoded tokens, those that carry loss set apart: by colour where there is colour, else by `[loss]...[/loss]`.
+
+    Args:
+        tokens: the text of each token of one sequence.
+        weights: for each token, whether it carries loss.
+        title: said above, with how many tokens carry loss.
+        console: where to; default: stdout.
+    """
+    console = console or stdout()
+    coloured = console.is_terminal and not console.no_color and console.color_system is not None
+    pieces: list[Piece] = []
+    for carries_loss, run in groupby(zip(tokens, weights, strict=True), key=lambda pair: bool(pair[1])):
+        text = _visible("".join(token for token, _ in run), console)
+        if not carries_loss:
+            pieces.append((text, "dim"))
+        elif coloured:  # a line break has nothing to colour: show it
+            pieces.append((text.replace("\n", "⏎\n"), "black on green"))
+        else:
+            pieces.append(f"[loss]{text}[/loss]")
+    say(console, (title, "bold"), f" ({sum(map(bool, weights))} of {len(tokens)} tokens carry loss)")
+    say(console, *pieces)
+
+
+def _behind(stream: TextIO) -> TextIO:
+    """The stream itself, where rich stands in for it while a live line is open."""
+    real: TextIO = getattr(stream, "rich_proxied_file", stream)
+    return real
+
+
+@functools.lru_cache(maxsize=4)
+def _console_on(stream: TextIO) -> Console:
+    """One console per stream, as only the console of the live line can draw above it."""
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+    return open_console(stream, terminal=stream.isatty() and not in_ci and not is_dumb)
+
+
+def _visible(text: str, console: Console) -> str:
+    return _encodable(text.translate(_SPELLED_OUT), console)
+
+
+def _encodable(text: str, console: Console) -> str:
+    return text.encode(console.encoding, "backslashreplace").decode(console.encoding)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _summary(value: Any) -> Iterator[str]:
+    """The lines of a document for people: `key  value`, deeper levels indented, one `-` per item of a list."""
+    if isinstance(value, Mapping):
+        width = max((len(str(key)) for key in value), default=0)
+        for key, item in value.items():
+            lines = list(_summary(item))
+            if isinstance(item, Mapping | list | tuple) or len(lines) > 1:
+                yield str(key)
+                yield from (f"  {line}" for line in lines)
+            else:
+                yield f"{key!s:<{width}}  {''.join(lines)}".rstrip()
+    elif isinstance(value, list | tuple):
+        for item in value:
+            for index, line in enumerate(_summary(item)):
+                yield f"{'- ' if index == 0 else '  '}{line}"
+    else:
+        yield from readable(value).split("\n")

@@ -1,0 +1,147 @@
+"""What one batch is: which examples each process collates for it, and what `collate_fn` may return."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from redco_cli.errors import DataError, PluginError
+
+_NARROWED: dict[type, Any] = {np.int64: np.int32, np.uint64: np.uint32, np.float64: np.float32}
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How the global batch of a step is cut.
+
+    Micro-batch m is rows [m * micro, (m + 1) * micro) of the global batch, and process p of P collates the
+    contiguous rows [p * micro / P, (p + 1) * micro / P) of each: the global batch is the same for any P.
+
+    Attributes:
+        global_batch_size: examples per step, over all processes; a multiple of `micro_batch_size`.
+        micro_batch_size: examples per micro-batch, over all processes; a multiple of `process_count`.
+        process_index: which process this is.
+        process_count: how many processes there are.
+    """
+
+    global_batch_size: int
+    micro_batch_size: int
+    process_index: int = 0
+    process_count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size % self.micro_batch_size or self.micro_batch_size % self.process_count:
+            raise ValueError(f"{self} does not divide evenly")
+
+    @property
+    def n_micro(self) -> int:
+        """Micro-batches per global batch."""
+        return self.global_batch_size // self.micro_batch_size
+
+    @property
+    def share(self) -> int:
+        """Rows of one micro-batch that this process collates."""
+        return self.micro_batch_size // self.process_count
+
+    def rows(self) -> list[int]:
+        """The rows of the global batch that this process collates, one micro-batch after the other."""
+        first = self.process_index * self.share
+        return [m * self.micro_batch_size + first + row for m in range(self.n_micro) for row in range(self.share)]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The examples of one evaluation batch.
+
+    Attributes:
+        start: index of the first example.
+        stop: index after the last one.
+        sharded: whether the examples are split over the devices; else every device computes all of them.
+    """
+
+    start: int
+    stop: int
+    sharded: bool
+
+
+def cut(n: int, batch_size: int, shards: int) -> list[Slice]:
+    """Cuts n examples into evaluation batches that hold every example exactly once, and nothing else.
+
+    Full batches come first, then one smaller batch of as many examples as still divide over the shards, then the
+    last few (fewer than `shards`) on every device alike. Filling up the last batch instead would need a mask, and
+    the plugin's loss function would have to know of it.
+
+    Args:
+        n: how many examples there are.
+        batch_size: examples per full batch over all shards; a multiple of `shards`.
+        shards: how many parts a batch is split into.
+
+    >>> cut(11, 4, 2)  # doctest: +NORMALIZE_WHITESPACE
+    [Slice(start=0, stop=4, sharded=True), Slice(start=4, stop=8, sharded=True),
+     Slice(start=8, stop=10, sharded=True), Slice(start=10, stop=11, sharded=False)]
+    """
+    if batch_size % shards:
+        raise ValueError(f"a batch of {batch_size} does not divide over {shards} shards")
+    full = n - n % batch_size
+    even = n - n % shards
+    together = [Slice(start, start + batch_size, True) for start in range(0, full, batch_size)]
+    if even > full:
+        together.append(Slice(full, even, True))
+    alone = batch_size // shards
+    return together + [Slice(start, min(start + alone, n), False) for start in range(even, n, alone)]
+
+
+def check_batch(batch: object, size: int, where: str) -> dict[str, np.ndarray]:
+    """Proves that `batch` is a dict of numeric numpy arrays with leading dim `size`.
+
+    Integers and floats of 64 bits are narrowed to 32, as JAX does, but a value that does not fit is refused.
+
+    Args:
+        batch: what `collate_fn` returned.
+        size: how many examples it was given.
+        where: the place of `collate_fn`.
+
+    Raises:
+        PluginError: it is something else.
+        DataError: a value does not fit in 32 bits.
+    """
+    expected = f"return a dict of numpy arrays with leading dim {size}, one row for each of the {size} examples"
+    if not isinstance(batch, Mapping):
+        raise PluginError(where, f"returned {_described(batch)} instead of a dict", expected)
+    if not batch:
+        raise PluginError(where, "returned an empty dict", expected)
+    return {key: _check_array(key, value, size, where, expected) for key, value in batch.items()}
+
+
+def _check_array(key: Any, value: Any, size: int, where: str, expected: str) -> np.ndarray:
+    if not isinstance(key, str):
+        raise PluginError(where, f"returned the key {key!r}, but keys are names", expected)
+    if not isinstance(value, np.ndarray):
+        raise PluginError(where, f"batch[{key!r}] is {_described(value)}, not a numpy array", expected)
+    if not (value.dtype.kind in "biuf" or jnp.issubdtype(value.dtype, jnp.floating)):
+        problem = f"batch[{key!r}] has dtype {value.dtype}, which no device can hold"
+        raise PluginError(where, problem, "turn text into token ids, and rows of unequal length into one padded array")
+    if value.ndim == 0 or value.shape[0] != size:
+        raise PluginError(where, f"batch[{key!r}] has shape {value.shape}", expected)
+    return _narrowed(key, value, where)
+
+
+def _narrowed(key: str, value: np.ndarray, where: str) -> np.ndarray:
+    target = _NARROWED.get(value.dtype.type)
+    if target is None:
+        return value
+    limits: Any = np.finfo(target) if value.dtype.kind == "f" else np.iinfo(target)
+    unfit = value[((value < limits.min) | (value > limits.max)) & np.isfinite(value)]
+    if unfit.size:
+        problem = f"batch[{key!r}] holds {unfit[0]}, which does not fit {np.dtype(target)}"
+        raise DataError(where, problem, "scale the values, or drop what the model does not read")
+    return value.astype(target)
+
+
+def _described(value: object) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,240 @@
+"""The order of examples, and batches read ahead of the device.
+
+Training reads an infinite stream. Position p of the stream is example permutation(seed, epoch)[p % n] with
+epoch = p // n, and the global batch of step s is positions [s * G, (s + 1) * G). So each example comes once per epoch,
+none is dropped where an epoch ends inside a batch, and the batch of any step is known without reading those before it:
+the state of the loader is the step.
+
+Threads only read ahead. Which batch comes next never depends on them. Sequences are read from several threads at once;
+`collate` runs in one at a time, because what it calls need not be thread-safe: a fast tokenizer whose padding or
+truncation changes between two calls is not.
+
+A thread pool rather than grain's prefetch reads ahead: that one takes a StopIteration inside a worker for the end of
+the data, and training would end early without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import grain
+import numpy as np
+
+from redco_cli.data.batch import BatchPlan, Slice, check_batch
+from redco_cli.data.examples import Example, Examples, is_indexed
+from redco_cli.errors import DataError
+
+T = TypeVar("T")
+Arrays = dict[str, np.ndarray]
+Collate = Callable[[list[Example]], Mapping[str, Any]]
+"""Examples to a batch: the plugin's `collate_fn`, bound to its context."""
+
+_collating = threading.Lock()
+
+
+def order(n: int, *, seed: int, shuffle: bool) -> Sequence[int]:
+    """The training stream over n examples: indexed with a position, gives the index of an example, in O(1).
+
+    Args:
+        n: how many examples there are, at least one and fewer than 2**32.
+        seed: 0 <= seed < 2**32.
+        shuffle: a fresh permutation per epoch; else the examples' own order.
+    """
+    indices = grain.MapDataset.range(n)
+    if shuffle:
+        indices = indices.seed(seed).shuffle()
+    return cast("Sequence[int]", indices.repeat(None))
+
+
+def train_batches(
+    examples: Examples,
+    collate: Collate,
+    plan: BatchPlan,
+    *,
+    where: str,
+    seed: int,
+    shuffle: bool,
+    shuffle_buffer: int,
+    start_step: int = 0,
+    stop_step: int | None = None,
+    workers: int,
+) -> Generator[Arrays, None, None]:
+    """The batches of steps start_step, start_step + 1, ...; of each, the part of this process.
+
+    Examples without a length are shuffled within a buffer, afresh in each epoch; they are read in one thread, and to
+    start at a later step costs reading all that comes before it.
+
+    Args:
+        examples: as `load_source` or `check_examples` return them.
+        collate: examples to a batch; its errors reach the consumer unchanged.
+        plan: how a global batch is cut.
+        where: the place of `collate_fn`, for errors.
+        seed: of the order.
+        shuffle: whether to shuffle.
+        shuffle_buffer: examples held for shuffling when there is no known length.
+        start_step: the first step, in optimizer steps.
+        stop_step: the step before which to end; None never ends.
+        workers: threads that read ahead.
+
+    Yields:
+        Name to array [n_micro, micro_batch_size / process_count, ...].
+        Closing the iterator stops the threads; wrap it in `contextlib.closing`.
+    """
+    rows = plan.rows()
+
+    def finish(part: list[Example]) -> Arrays:
+        batch = _collate(collate, part, where)
+        return {key: value.reshape(plan.n_micro, plan.share, *value.shape[1:]) for key, value in batch.items()}
+
+    if is_indexed(examples):
+        indices = order(len(examples), seed=seed, shuffle=shuffle)
+
+        def read(step: int) -> Arrays:
+            first = step * plan.global_batch_size
+            return finish(_fetch(examples, [indices[first + row] for row in rows]))
+
+        yield from _read_ahead(read, start_step, stop_step, workers)
+        return
+
+    stream = _stream(examples, seed=seed, shuffle_buffer=shuffle_buffer if shuffle else 0)
+
+    def read_next(step: int) -> Arrays:
+        together = list(itertools.islice(stream, plan.global_batch_size))
+        return finish([together[row] for row in rows]) if step >= start_step else {}
+
+    # Skipped steps are jobs of their own so that closing does not wait for all of them.
+    with contextlib.closing(_read_ahead(read_next, 0, stop_step, workers=1)) as batches:
+        yield from itertools.islice(batches, start_step, None)
+
+
+def eval_batches(
+    examples: Sequence[Example],
+    collate: Collate,
+    cuts: Sequence[Slice],
+    process_index: int = 0,
+    process_count: int = 1,
+    *,
+    where: str,
+    workers: int,
+) -> Generator[tuple[Slice, Arrays], None, None]:
+    """The batch of each slice, in order: of a sharded one this process's contiguous part, else all of it.
+
+    Args:
+        examples: all examples.
+        collate: as for `train_batches`.
+        cuts: what `cut` returned, for a number of shards that `process_count` divides.
+        process_index: which process this is.
+        process_count: how many there are.
+        where: the place of `collate_fn`, for errors.
+        workers: threads that read ahead.
+    """
+
+    def read(number: int) -> tuple[Slice, Arrays]:
+        part = cuts[number]
+        indices: Sequence[int] = range(part.start, part.stop)
+        if part.sharded:
+            indices = _share(indices, process_index, process_count)
+        return part, _collate(collate, _fetch(examples, indices), where)
+
+    return _read_ahead(read, 0, len(cuts), workers)
+
+
+def predict_batches(
+    examples: Sequence[Example],
+    collate: Collate,
+    batch_size: int,
+    start: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    *,
+    where: str,
+    workers: int,
+) -> Generator[tuple[range, Arrays], None, None]:
+    """Batches of one fixed size over examples[start:], in order, the last one filled up with its last example.
+
+    Args:
+        examples: all examples.
+        collate: as for `train_batches`.
+        batch_size: examples per batch over all processes; a multiple of `process_count`.
+        start: index of the first example.
+        process_index: which process this is; it collates its contiguous part of each batch.
+        process_count: how many there are.
+        where: the place of `collate_fn`, for errors.
+        workers: threads that read ahead.
+
+    Yields:
+        The indices of the examples in the batch over all processes, and this process's part of it. Rows of the
+        batch beyond these indices are filling.
+    """
+    n = len(examples)
+
+    def read(number: int) -> tuple[range, Arrays]:
+        first = start + number * batch_size
+        filled = [min(index, n - 1) for index in range(first, first + batch_size)]
+        part = _fetch(examples, _share(filled, process_index, process_count))
+        return range(first, min(first + batch_size, n)), _collate(collate, part, where)
+
+    return _read_ahead(read, 0, -(-max(n - start, 0) // batch_size), workers)
+
+
+def _share(items: Sequence[int], process_index: int, process_count: int) -> Sequence[int]:
+    size = len(items) // process_count
+    return items[process_index * size : (process_index + 1) * size]
+
+
+def _fetch(examples: Sequence[Example], indices: Sequence[int]) -> list[Example]:
+    # PyTorch's protocol for reading several at once; `datasets` offers it, at a third of the cost of one by one.
+    together = getattr(examples, "__getitems__", None)
+    return list(together(list(indices))) if together else [examples[index] for index in indices]
+
+
+def _collate(collate: Collate, examples: list[Example], where: str) -> Arrays:
+    with _collating:
+        batch = collate(examples)
+    return check_batch(batch, len(examples), where)
+
+
+def _stream(examples: Iterable[Example], *, seed: int, shuffle_buffer: int) -> Iterator[Example]:
+    """One epoch after the other, for ever; a buffer of 0 does not shuffle."""
+    for epoch in itertools.count():
+        generator = np.random.default_rng([seed, epoch])
+        empty = True
+        for example in _shuffled(examples, generator, shuffle_buffer) if shuffle_buffer else examples:
+            empty = False
+            yield example
+        if empty:
+            problem = f"the stream holds no examples in epoch {epoch}"
+            raise DataError("data.train", problem, "return an object whose __iter__ starts afresh each time")
+
+
+def _shuffled(examples: Iterable[Example], generator: np.random.Generator, size: int) -> Iterator[Example]:
+    """Each example takes a random place in a buffer of `size`; whatever was there comes out."""
+    stream = iter(examples)
+    buffer = list(itertools.islice(stream, size))
+    for example in stream:
+        place = int(generator.integers(size))
+        yield buffer[place]
+        buffer[place] = example
+    for place in generator.permutation(len(buffer)):
+        yield buffer[place]
+
+
+def _read_ahead(make: Callable[[int], T], start: int, stop: int | None, workers: int) -> Generator[T, None, None]:
+    """make(start), make(start + 1), ... in order, computed by threads up to `2 * workers` ahead of the consumer."""
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="redco-data")
+    pending: deque[Future[T]] = deque()
+    try:
+        for number in itertools.count(start) if stop is None else range(start, stop):
+            pending.append(pool.submit(make, number))
+            if len(pending) > 2 * workers:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,178 @@
+"""Reads what `datasets` opened, and tells its failures with their place: the file, and the line where it is JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+from redco_cli.data.examples import Example
+from redco_cli.data.files import as_patterns
+from redco_cli.data.jsonl import find_fault
+from redco_cli.errors import DataError
+from redco_cli.recipe.explain import did_you_mean
+from redco_cli.recipe.load import shown
+from redco_cli.recipe.schema import SourceSection
+
+FILE_FORMATS = ("json", "csv", "parquet", "text", "arrow")
+"""What `path` may name besides a directory and a hub id; `data_files` then says which files."""
+
+_NO_ROWS = re.compile("corresponds to no data|No columns to parse from file|at least one example")
+_BAD_CONFIGURATION = re.compile("Config name is missing|BuilderConfig .* not found")
+
+
+def library() -> Any:
+    """`datasets`, without progress bars, and without the log of errors that it raises as well."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    for handler in logging.getLogger("datasets").handlers:
+        handler.addFilter(_below_error)
+    return datasets
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A source, and how its failures are told.
+
+    Attributes:
+        source: the recipe's section.
+        place: field of the section to its place in the recipe.
+        files: the paths and URLs to read; empty when `datasets` finds the data itself.
+    """
+
+    source: SourceSection
+    place: Callable[[str], str]
+    files: Sequence[str] = ()
+
+    @contextlib.contextmanager
+    def explained(self, what: str) -> Iterator[None]:
+        """Turns what `datasets` raises for data that is damaged or out of reach into a `DataError`.
+
+        Args:
+            what: what could not be done, for failures that no file explains.
+        """
+        try:
+            yield
+        except ConnectionError as error:
+            raise self._unreachable(error) from error
+        except library().exceptions.DatasetNotFoundError as error:
+            problem = f"there is no dataset {self.source.path} on the Hugging Face hub, or it is private"
+            remedy = f"{_maybe_format(self.source.path)}check the name; for private and gated ones `hf auth login`"
+            raise DataError(self.place("path"), problem, remedy) from error
+        except _damage() as error:
+            raise self._damaged(error, what) from error
+
+    def _unreachable(self, error: ConnectionError) -> DataError:
+        if self.files:
+            return DataError(self.place("data_files"), str(error), "check the address and the network")
+        problem = f"{self.source.path} is no local directory, and the Hugging Face hub cannot be reached: {error}"
+        remedy = "check the name and the network; HF_HUB_OFFLINE=1 allows only what was downloaded before"
+        return DataError(self.place("path"), problem, f"{_maybe_format(self.source.path)}{remedy}")
+
+    def _damaged(self, error: BaseException, what: str) -> DataError:
+        reason = _reason(error)
+        if _NO_ROWS.search(reason):
+            return DataError(self.place("data_files" if self.files else "path"), "holds no examples", NO_EXAMPLES)
+        if _BAD_CONFIGURATION.match(reason):
+            return DataError(self.place("name"), reason, "name one of these configurations")
+        if not self.files:
+            return DataError(self.place("path"), f"{what}: {reason}", "check that data")
+        fault = _find_damage(self.source.path, self.files, reason)
+        if fault is not None:
+            return DataError(self.place("data_files"), fault, "repair or replace the file, or leave it out")
+        problem = f"each file can be read, but not all together: {reason}"
+        return DataError(self.place("data_files"), problem, "give all files the same columns and types")
+
+
+@dataclass(frozen=True)
+class Rows(Sequence[Example]):
+    """A `datasets.Dataset` as a plain sequence of dicts. Safe to read from several threads."""
+
+    dataset: Any
+    reader: Reader
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return self.__getitems__(range(len(self))[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        with self.reader.explained(f"example {index} cannot be read"):
+            return self.dataset[index]  # type: ignore[no-any-return]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]:
+        """Several rows at once, which costs a third of one by one."""
+        try:
+            return list(self.dataset.__getitems__(list(indices)))
+        except _damage():
+            return [self[index] for index in indices]  # names the one that is damaged
+
+
+@dataclass(frozen=True)
+class Stream(Iterable[Example]):
+    """A `datasets.IterableDataset` as a plain iterable of dicts."""
+
+    dataset: Any
+    reader: Reader
+
+    def __iter__(self) -> Iterator[Example]:
+        with self.reader.explained("an example cannot be read"):
+            yield from self.dataset
+
+
+NO_EXAMPLES = "check what the data is made from"
+"""The remedy for data that is there, but holds nothing."""
+
+
+def _find_damage(form: str, files: Sequence[str], reason: str) -> str | None:
+    """The first file that cannot be read by itself and why, with the line where it is JSON; None when all can."""
+    local = [name for name in files if "://" not in name]
+    for name in local if form == "json" else ():
+        with contextlib.suppress(OSError, EOFError):  # then the reason that `datasets` gives says more
+            fault = find_fault(name, shown(Path(name)))
+            if fault is not None:
+                return fault
+    if len(files) == 1:
+        return f"{shown(Path(files[0])) if local else files[0]} cannot be read as {form}: {reason}"
+    for name in local:
+        try:
+            for _ in library().load_dataset(form, data_files=as_patterns([name]), split="train", streaming=True):
+                pass
+        except _damage() as error:
+            return f"{shown(Path(name))} cannot be read as {form}: {_reason(error)}"
+    return None
+
+
+def _reason(error: BaseException) -> str:
+    generic = isinstance(error, library().exceptions.DatasetGenerationError) and error.__cause__ is not None
+    cause = error.__cause__ if generic else error
+    return " ".join(str(cause).split()) or type(cause).__name__
+
+
+def _damage() -> tuple[type[BaseException], ...]:
+    """What `datasets` and the libraries below it raise for input they cannot read, as was seen with damaged files."""
+    import pyarrow
+
+    general = (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, StopIteration)
+    return (*general, ImportError, library().exceptions.DatasetsError, pyarrow.ArrowException, zlib.error)
+
+
+def _maybe_format(path: str) -> str:
+    remedy = did_you_mean(path, FILE_FORMATS)
+    return f"{remedy} Otherwise " if remedy.startswith("did you mean") else ""
+
+
+def _below_error(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR

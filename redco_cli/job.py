@@ -1,0 +1,203 @@
+"""A job: everything that a recipe names, found and proved, before any device memory is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from jax.sharding import Mesh
+
+from redco_cli.data.batch import check_batch
+from redco_cli.data.examples import check_examples
+from redco_cli.data.source import load_source
+from redco_cli.errors import DataError, RecipeError
+from redco_cli.models.module import module_model
+from redco_cli.models.resolve import resolve_model
+from redco_cli.models.tokenizer import load_tokenizer
+from redco_cli.plugin.calls import call_collate, call_loss, prove
+from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
+from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.load import LoadedPlugin, load_plugin
+from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.recipe.schema import Recipe, SourceSection
+from redco_cli.runtime.mesh import check_divisible, data_shards
+
+Collate = Callable[[Sequence[Example]], Mapping[str, Any]]
+PROBED_EXAMPLES = 8
+"""How many examples make the batch that proves a plugin: enough to tell the batch dim from others."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a recipe names, at hand.
+
+    Attributes:
+        loaded: the recipe, with the origin of its values.
+        plugin: the plugin's functions.
+        model: the model, with abstract parameters (`model.abstract`); no weights yet.
+        tokenizer: its tokenizer or processor, or None.
+        train_examples: a sequence, or an iterable of unknown length; None when not asked for.
+        eval_examples: a sequence; None where there are none.
+    """
+
+    loaded: LoadedRecipe
+    plugin: LoadedPlugin
+    model: Any
+    tokenizer: Any
+    train_examples: Any
+    eval_examples: Any
+
+    @property
+    def recipe(self) -> Recipe:
+        """The typed recipe."""
+        return self.loaded.recipe
+
+    def where(self, key: str) -> str:
+        """The place of a dotted recipe key."""
+        return self.loaded.where(key)
+
+    def context(self, stage: Stage) -> Context:
+        """What the plugin's functions are told."""
+        return Context(self.model, self.tokenizer, self.plugin.options, self.recipe, stage)
+
+    def collate(self, stage: Stage) -> Collate:
+        """The plugin's `collate_fn` for a stage; what it returns is not checked."""
+        ctx = self.context(stage)
+        return lambda examples: call_collate(self.plugin, ctx, examples)
+
+    @property
+    def collate_place(self) -> str:
+        """The place of `collate_fn`, for errors about its batches."""
+        return f"{self.plugin.file}: collate_fn"
+
+    def loss(self, params: Params, batch: Batch, rng: Any, train: bool) -> Loss:
+        """The plugin's `loss_fn`, always a `Loss` of float32 scalars. Traceable."""
+        return call_loss(self.plugin, self.context("train" if train else "eval"), params, batch, rng, train=train)
+
+    @property
+    def train_size(self) -> int | None:
+        """How many training examples there are; None when the data has no known length."""
+        return len(self.train_examples) if hasattr(self.train_examples, "__len__") else None
+
+
+def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
+    """What training a recipe goes through."""
+    return ("train", "eval", "predict") if recipe.eval.predict else ("train", "eval")
+
+
+def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Sequence[Example] | None = None) -> Job:
+    """Finds plugin, tokenizer, model and data, and proves the plugin's functions on a real batch.
+
+    Args:
+        loaded: the recipe.
+        stages: what the job is for; only the data and functions of these stages are looked at.
+        given: examples to take as eval examples, instead of the recipe's.
+
+    Raises:
+        RedcoError: something is missing, malformed, or breaks the contract.
+    """
+    plugin = load_plugin(loaded.recipe.plugin, loaded.directory, loaded.where)
+    section = loaded.recipe.model
+    named = section.name is not None or section.config is not None
+    if not named and plugin.build_model is None:
+        problem = f"neither name nor config is given, and {plugin.file} has no build_model"
+        raise RecipeError(loaded.where("model"), problem, "name a model, give a config, or define build_model(ctx)")
+    model = resolve_model(section, where=loaded.where, remat=loaded.recipe.train.remat) if named else None
+    tokenizer = load_tokenizer(section, model, where=loaded.where)
+    job = Job(loaded, plugin, model, tokenizer, None, None)
+    if "train" in stages:
+        job = replace(job, train_examples=_examples(job, "train"))
+        if job.train_examples is None:
+            remedy = "add data.train, or define load_examples(ctx, split) in the plugin"
+            raise DataError(loaded.where("data.train"), "there is no training data", remedy)
+    job = replace(job, eval_examples=_examples(job, "eval") if given is None else given)
+    if job.eval_examples is None:
+        _refuse_without_eval(loaded, stages)
+    if job.model is None:
+        job = replace(job, model=_built_model(job))
+    prove_plugin(job, stages)
+    return job
+
+
+def prove_plugin(job: Job, stages: Sequence[Stage]) -> None:
+    """Traces the plugin's functions over one real batch per stage, with abstract parameters.
+
+    Raises:
+        PluginError: a function raised, or returned something else than the contract says.
+    """
+    for stage in stages:
+        examples = job.train_examples if stage == "train" else job.eval_examples
+        if examples is not None:
+            prove(job.plugin, job.context(stage), job.model.abstract, _probe(job, examples, stage), stage=stage)
+
+
+def _probe(job: Job, examples: Any, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
+    probed = first_examples(examples, PROBED_EXAMPLES)
+    return check_batch(job.collate(stage)(probed), len(probed), job.collate_place)
+
+
+def first_examples(examples: Any, count: int) -> list[Example]:
+    """The first `count` examples, or all when there are fewer."""
+    if hasattr(examples, "__len__"):
+        return [examples[index] for index in range(min(count, len(examples)))]
+    return [example for example, _ in zip(examples, range(count), strict=False)]
+
+
+def _examples(job: Job, split: str) -> Any:
+    """The examples of a split from the recipe, else from the plugin, else None."""
+    loaded, key = job.loaded, f"data.{split}"
+    source: SourceSection | None = getattr(loaded.recipe.data, split)
+    if source is not None:
+        streaming = loaded.recipe.data.streaming and split == "train"
+        return load_source(source, key, streaming=streaming, directory=loaded.directory, where=loaded.where)
+    if job.plugin.load_examples is None:
+        return None
+    where = f"{job.plugin.file}: load_examples"
+    with guarded(where, f"load_examples(ctx, {split!r})", job.plugin.file):
+        examples = job.plugin.load_examples(job.context("train" if split == "train" else "eval"), split)
+    return None if examples is None else check_examples(examples, where)
+
+
+def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
+    """Refuses a job that asks for what only eval examples can give."""
+    if "train" not in stages:
+        raise DataError(loaded.where("data.eval"), "there is nothing to predict", "give --input FILE, or add data.eval")
+    section = loaded.recipe.eval
+    asked = [key for key in ("every", "at_start", "predict") if getattr(section, key)]
+    if asked:
+        remedy = "add data.eval, or let load_examples(ctx, 'eval') return examples"
+        raise DataError(loaded.where(f"eval.{asked[0]}"), "there is no eval data", remedy)
+
+
+def _built_model(job: Job) -> Any:
+    where = f"{job.plugin.file}: build_model"
+    stage: Stage = "predict" if job.train_examples is None else "train"
+    examples = job.eval_examples if job.train_examples is None else job.train_examples
+    assert job.plugin.build_model is not None
+    batch = _probe(job, examples, stage)
+    with guarded(where, "build_model", job.plugin.file):
+        return module_model(job.plugin.build_model(job.context(stage)), batch, where=where)
+
+
+def micro_batch_size(recipe: Recipe) -> int:
+    """Examples per forward and backward pass over all devices."""
+    micro = recipe.train.micro_batch_size
+    return recipe.train.global_batch_size if micro == "auto" else micro
+
+
+def pass_size(job: Job, mesh: Mesh, stage: Literal["eval", "predict"]) -> int:
+    """Examples per evaluation or prediction batch over all devices, a multiple of the data axis.
+
+    Raises:
+        DeviceError: the recipe gives a size that the devices cannot share evenly.
+    """
+    keys = ("eval.batch_size",) if stage == "eval" else ("predict.batch_size", "eval.batch_size")
+    for key in keys:
+        size = getattr(job.recipe, key.split(".")[0]).batch_size
+        if size != "auto":
+            check_divisible(size, mesh, job.where(key), key)
+            return int(size)
+    shards = data_shards(mesh)
+    return -(-micro_batch_size(job.recipe) // shards) * shards

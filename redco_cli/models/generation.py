@@ -1,0 +1,143 @@
+"""Generation by the Flax classes of transformers: what they honour, what is refused, and the end ids they miss.
+
+The classes take one end id where checkpoints name several, and ignore most settings of a generation config without
+a word. Here several end ids work, and a setting that would be ignored is refused by its name.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from redco_cli.errors import ModelError
+from redco_cli.models.limits import check_length
+from redco_cli.models.tasks import GENERATING, TO_SEQUENCE
+from redco_cli.plugin.contract import Params
+from redco_cli.recipe.schema import GenerationSection
+
+if TYPE_CHECKING:
+    from redco_cli.models.hf_flax import HfFlaxModel
+
+HONOURED = frozenset(
+    ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "early_stopping")
+    + ("min_length", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id")
+    + ("forced_eos_token_id", "forced_decoder_ids", "pad_token_id", "bos_token_id", "eos_token_id")
+    + ("decoder_start_token_id",)
+)
+"""Settings of a generation config that the Flax classes follow."""
+
+_IGNORED = {
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "typical_p": 1.0,
+    "min_p": None,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "penalty_alpha": None,
+    "min_new_tokens": None,
+    "sequence_bias": None,
+    "guidance_scale": None,
+    "exponential_decay_length_penalty": None,
+    "num_return_sequences": 1,
+}
+"""Settings that the Flax classes ignore (or that would change what a row is), with the value that changes nothing."""
+
+_BERT_LIKE = frozenset({"bert", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta", "big_bird"})
+
+
+def generate(
+    model: HfFlaxModel, params: Params, inputs: Any, attention_mask: Any, rng: Any, settings: Mapping[str, Any]
+) -> Any:
+    """Token ids [B, N]; see `HfFlaxModel.generate`."""
+    config = _generation_config(model, settings)
+    prompt = 1 if model.task in TO_SEQUENCE else jnp.shape(inputs)[1]
+    name = "decoder_input_ids" if model.task in TO_SEQUENCE else "input_ids"
+    check_length(model.config, name, prompt + config.max_new_tokens, model.where)
+    if model.task == "seq2seq":
+        check_length(model.config, "input_ids", jnp.shape(inputs)[1], model.where)
+    if config.do_sample and rng is None:
+        raise ModelError(model.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it")
+    from transformers import FlaxLogitsProcessorList
+
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    config.eos_token_id = ends[0]
+    processors = FlaxLogitsProcessorList([_OneEnd(ends, config.do_sample)] if len(ends) > 1 else [])
+    mask = {} if attention_mask is None else {"attention_mask": attention_mask}
+    outputs = model.flax.generate(
+        inputs, generation_config=config, prng_key=rng, params=params, logits_processor=processors, **mask
+    )
+    return outputs.sequences[:, prompt:]
+
+
+def _generation_config(model: HfFlaxModel, settings: Mapping[str, Any]) -> Any:
+    """The model's generation config with `settings` on top, checked."""
+    if model.task not in GENERATING or model.generation_config is None:
+        raise ModelError(
+            model.where,
+            f"a model for {model.task} does not generate",
+            "choose model.task causal_lm, seq2seq, vision_to_sequence or speech_to_sequence",
+        )
+    unknown = sorted(set(settings) - HONOURED)
+    if unknown:
+        raise ModelError(
+            model.where, f"generation knows no setting {unknown[0]}", f"settings: {', '.join(sorted(HONOURED))}"
+        )
+    config = copy.deepcopy(model.generation_config)
+    config.max_new_tokens = config.max_new_tokens or GenerationSection().max_new_tokens
+    config.update(**{key: value for key, value in settings.items() if value is not None})
+    _refuse_ignored(config, model.where)
+    if config.do_sample and config.num_beams > 1:
+        raise ModelError(model.where, "sampling and beam search exclude each other here", "set num_beams: 1")
+    if config.eos_token_id is None:
+        raise ModelError(model.where, "the generation config has no eos_token_id", "add it to the model's config")
+    if model.task in TO_SEQUENCE and config.decoder_start_token_id is None:
+        raise ModelError(
+            model.where, "the generation config has no decoder_start_token_id", "add it to the model's config"
+        )
+    _suppress_bad_words(config, model.where)
+    return config
+
+
+def _refuse_ignored(config: Any, where: str) -> None:
+    for key, neutral in _IGNORED.items():
+        value = getattr(config, key, neutral)
+        if value is not None and value != neutral:
+            raise ModelError(
+                where,
+                f"the generation setting {key}: {value} is not honoured by the Flax classes",
+                "remove it from generation_config.json",
+            )
+
+
+def _suppress_bad_words(config: Any, where: str) -> None:
+    """Single forbidden tokens are suppressed, which the Flax classes can; forbidden sequences they cannot."""
+    for words in config.bad_words_ids or ():
+        if len(words) > 1:
+            raise ModelError(
+                where,
+                f"the generation setting bad_words_ids: {words} is not honoured by the Flax classes",
+                "remove it from generation_config.json",
+            )
+        config.suppress_tokens = [*(config.suppress_tokens or ()), words[0]]
+
+
+class _OneEnd:
+    """A logits processor that makes several end tokens one: the first gets the score of all.
+
+    When sampling that is their joint probability, else the best of them; the text ends exactly where it would have.
+    """
+
+    def __init__(self, ends: list[int], sampling: bool) -> None:
+        self.ends, self.sampling = ends, sampling
+
+    def __call__(self, input_ids: Any, scores: Any, cur_len: Any) -> Any:
+        ends = scores[:, jnp.array(self.ends)]
+        joint = jax.nn.logsumexp(ends, axis=-1) if self.sampling else ends.max(axis=-1)
+        return scores.at[:, jnp.array(self.ends)].set(-jnp.inf).at[:, self.ends[0]].set(joint)

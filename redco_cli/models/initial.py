@@ -1,0 +1,38 @@
+"""The first parameters of a model, born on their devices: read from saved weights, or initialised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from redco_cli.models.weights import checkpoint_directory, load_params
+from redco_cli.plugin.contract import Params
+from redco_cli.recipe.schema import ModelSection
+
+
+def initial_params(
+    model: Any, section: ModelSection, sharding: Any, *, seed: int, where: Callable[[str], str]
+) -> tuple[Params, tuple[str, ...]]:
+    """Parameters from `model.name`, or fresh ones where a model has no name.
+
+    Args:
+        model: what `resolve_model` or `module_model` returned.
+        section: the recipe's `model`.
+        sharding: of every parameter.
+        seed: of whatever is initialised.
+        where: dotted recipe key to its place.
+
+    Returns:
+        The parameters, and the paths of those that the checkpoint lacks and that were initialised: a new head.
+
+    Raises:
+        ModelError: the weights cannot be found, are damaged, or do not fit.
+    """
+    key = jax.random.key(seed)
+    if section.name is None:
+        return jax.jit(model.init, out_shardings=sharding)(key), ()
+    shardings = jax.tree.map(lambda _: sharding, model.abstract)
+    loaded = load_params(model, checkpoint_directory(section, where=where), shardings, rng=key)
+    return loaded.params, loaded.fresh

@@ -1,0 +1,140 @@
+"""A plugin's own Flax module behind the same interface as the named models."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import flax.errors
+import jax
+import jax.numpy as jnp
+
+from redco_cli.errors import ModelError, PluginError
+from redco_cli.plugin.contract import Params
+
+_SWITCHES = ("train", "deterministic")
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleModel:
+    """A `flax.linen.Module` from `build_model`. Made by `module_model`.
+
+    Attributes:
+        module: the module.
+        where: the place for errors.
+        abstract: the parameters as a nested dict of `jax.ShapeDtypeStruct`.
+        example: name to abstract array: the inputs that `init` applies the module to.
+        config: None; named models have one.
+        task: None likewise.
+        frozen: empty: everything may be trained.
+    """
+
+    module: Any
+    where: str
+    example: Mapping[str, Any] = field(repr=False)
+    abstract: Params = field(repr=False)
+    config: None = None
+    task: None = None
+    frozen: tuple[str, ...] = ()
+
+    def init(self, rng: Any) -> Params:
+        """Fresh parameters from a key. Traceable: call it under `jit` to have them born sharded."""
+        return _init(self.module, self.example, rng)
+
+    def __call__(self, params: Params, *inputs: Any, rng: Any = None, train: bool = False, **named: Any) -> Any:
+        """Applies the module; `train` or `deterministic` is passed where its `__call__` has such a parameter.
+
+        Args:
+            params: as `init` returns them.
+            inputs: what its `__call__` takes; `named` likewise by name.
+            rng: key for dropout.
+            train: whether dropout is active.
+
+        Raises:
+            ModelError: dropout is active and `rng` is missing.
+        """
+        rngs = {} if rng is None else {"dropout": rng}
+        try:
+            return self.module.apply({"params": params}, *inputs, **named, **_switches(self.module, train), rngs=rngs)
+        except flax.errors.InvalidRngError:
+            raise ModelError(
+                self.where, "training this module needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
+            ) from None
+
+    def generate(
+        self, params: Params, inputs: Any, attention_mask: Any = None, *, rng: Any = None, **settings: Any
+    ) -> Any:
+        """Refuses: a module of one's own does not generate.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(
+            self.where,
+            f"{type(self.module).__name__} comes from build_model and does not generate",
+            "write the decoding loop in predict_fn",
+        )
+
+
+def module_model(module: Any, example_batch: Mapping[str, Any], *, where: str) -> ModuleModel:
+    """The model for a plugin's Flax module; allocates no parameters.
+
+    Args:
+        module: a `flax.linen.Module`.
+        example_batch: name to array, abstract or not, as `collate_fn` makes them. The module is initialised with those
+            parameters of its `__call__` that have no default, looked up here by name.
+        where: place for errors, such as `plugins/p.py: build_model`.
+
+    Raises:
+        PluginError: the module takes an input that the batch lacks, keeps variables other than parameters, or raises.
+    """
+    example = _init_inputs(module, example_batch, where)
+    try:
+        variables = jax.eval_shape(lambda rng: _variables(module, example, rng), jax.random.key(0))
+    except (TypeError, ValueError, flax.errors.FlaxError) as error:
+        shapes = {name: list(value.shape) for name, value in example.items()}
+        raise PluginError(
+            where,
+            f"{type(module).__name__} cannot be applied to {shapes}: {' '.join(str(error).split())}",
+            "make the batch of collate_fn fit the module",
+        ) from error
+    others = sorted(set(variables) - {"params"})
+    if others:
+        raise PluginError(
+            where,
+            f"{type(module).__name__} keeps variables in {', '.join(others)} besides its params",
+            "use layers without state, such as GroupNorm or LayerNorm instead of BatchNorm",
+        )
+    return ModuleModel(module=module, where=where, example=example, abstract=variables.get("params", {}))
+
+
+def _init_inputs(module: Any, batch: Mapping[str, Any], where: str) -> dict[str, jax.ShapeDtypeStruct]:
+    parameters = inspect.signature(type(module).__call__).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = [
+        p.name for p in parameters if p.default is p.empty and p.kind not in variadic and p.name not in ("self", *_SWITCHES)
+    ]
+    missing = [name for name in names if name not in batch]
+    if missing:
+        raise PluginError(
+            where,
+            f"{type(module).__name__}.__call__ takes {missing[0]}, but the batch has {', '.join(batch)}",
+            "give the parameters of __call__ the names that collate_fn gives its arrays",
+        )
+    return {name: jax.ShapeDtypeStruct(jnp.shape(batch[name]), batch[name].dtype) for name in names}
+
+
+def _variables(module: Any, example: Mapping[str, Any], rng: Any) -> Any:
+    inputs = {name: jnp.zeros(value.shape, value.dtype) for name, value in example.items()}
+    return module.init({"params": rng, "dropout": rng}, **inputs, **_switches(module, train=False))
+
+
+def _init(module: Any, example: Mapping[str, Any], rng: Any) -> Params:
+    return _variables(module, example, rng).get("params", {})
+
+
+def _switches(module: Any, train: bool) -> dict[str, bool]:
+    parameters = inspect.signature(type(module).__call__).parameters
+    return {name: train if name == "train" else not train for name in _SWITCHES if name in parameters}

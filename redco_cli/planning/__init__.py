@@ -1,0 +1,1 @@
+"""Dry runs: what a recipe will do, before it does it."""

@@ -1,0 +1,82 @@
+"""Everything that can be wrong with a recipe, found in seconds: nothing is allocated, no weights are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from redco_cli.job import Job, first_examples, micro_batch_size
+from redco_cli.plugin.calls import describe
+from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.training.state import frozen_paths, partition
+from redco_cli.training.timeline import Timeline
+
+SHOWN_EXAMPLES = 2
+
+
+@dataclass(frozen=True)
+class MaskedTokens:
+    """The decoded tokens of one sequence, and for each whether it carries loss."""
+
+    title: str
+    tokens: list[str]
+    carries_loss: list[bool]
+
+
+def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
+    """What the recipe comes to: model, data, batch, steps; as plain data for `console.result`."""
+    always = getattr(job.model, "frozen", ())
+    frozen = frozen_paths(job.model.abstract, job.recipe.train.freeze, always, job.where("train.freeze"))
+    trainable, rest = partition(job.model.abstract, frozen)
+    batch = job.collate("train")(first_examples(job.train_examples, min(8, micro_batch_size(job.recipe))))
+    return {
+        "recipe": str(job.loaded.path),
+        "plugin": job.plugin.file,
+        "parameters": {"trainable": _count(trainable), "frozen": _count(rest)},
+        "examples": {
+            "train": "streamed" if job.train_size is None else job.train_size,
+            "eval": 0 if job.eval_examples is None else len(job.eval_examples),
+        },
+        "batch": describe({name: np.asarray(leaf) for name, leaf in batch.items()}),
+        "steps": timeline.steps,
+        "epochs": None if timeline.steps_per_epoch is None else timeline.steps / timeline.steps_per_epoch,
+        "warmup": timeline.warmup,
+        "eval_every": timeline.eval_every,
+        "checkpoint_every": timeline.checkpoint_every,
+    }
+
+
+def masked_sequences(job: Job) -> Iterator[MaskedTokens]:
+    """The first training sequences with what carries loss, where a batch has `input_ids` and `labels` alike in shape."""
+    examples = first_examples(job.train_examples, SHOWN_EXAMPLES)
+    batch: Mapping[str, Any] = job.collate("train")(examples)
+    ids, labels = np.asarray(batch.get("input_ids", ())), np.asarray(batch.get("labels", ()))
+    if ids.ndim != 2 or job.tokenizer is None:
+        return
+    mask = np.asarray(batch.get("attention_mask", np.ones_like(ids))).astype(bool)
+    decode = getattr(job.tokenizer, "tokenizer", job.tokenizer).decode
+    for row in range(len(ids)):
+        if labels.shape == ids.shape:
+            kept = mask[row] | (labels[row] != IGNORED_LABEL)
+            carries = labels[row][kept] != IGNORED_LABEL
+            yield MaskedTokens(
+                f"training example {row + 1}", [decode([token]) for token in ids[row][kept].tolist()], carries.tolist()
+            )
+        elif labels.ndim == 2:
+            target = labels[row][labels[row] != IGNORED_LABEL].tolist()
+            tokens = [decode([token]) for token in ids[row][mask[row]].tolist()]
+            answer = [decode([token]) for token in target]
+            yield MaskedTokens(
+                f"training example {row + 1}",
+                [*tokens, " => ", *answer],
+                [False] * (len(tokens) + 1) + [True] * len(answer),
+            )
+
+
+def _count(params: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))

@@ -1,0 +1,162 @@
+"""Predictions of many examples: each exactly once, in order, whatever the last batch; and a file that survives a kill.
+
+A predictions file is written as `<output>.partial`, line by line, beside `<output>.partial.json`, which says what is
+being predicted. Run again, prediction continues behind the last whole line if the description is the same, and starts
+over if not. Only a complete file gets its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from redco_cli.data.loader import predict_batches
+from redco_cli.errors import StorageError
+from redco_cli.job import Job, pass_size
+from redco_cli.plugin.calls import call_output, call_predict
+from redco_cli.plugin.contract import Example, Params
+from redco_cli.recipe.paths import pin_paths
+from redco_cli.runtime.mesh import over_data, put, replicated
+from redco_cli.runtime.program import Announce, Program
+
+Done = Callable[[int], None]
+"""Told how many examples are predicted so far."""
+
+
+class Predictor:
+    """The compiled `predict_fn` of a job on a mesh."""
+
+    def __init__(self, job: Job, mesh: Mesh, announce: Announce) -> None:
+        """Compiles nothing yet."""
+        self._job = job
+        self._mesh = mesh
+        self.batch_size = pass_size(job, mesh, "predict")
+        ctx, plugin, seed = job.context("predict"), job.plugin, job.recipe.seed
+
+        def predict_step(params: Params, first: jax.Array, batch: Any) -> Any:
+            key = jax.random.fold_in(jax.random.key(seed), first)
+            return call_predict(plugin, ctx, params, batch, key)
+
+        self._step = Program("prediction", predict_step, announce, out_shardings=replicated(mesh))
+
+    def __call__(self, params: Params, examples: Sequence[Example], start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Index and prediction of each example from `start` on, in order.
+
+        The sampling key of a batch follows from (seed, index of its first example), and batches are cut from index 0:
+        starting elsewhere changes no prediction.
+        """
+        aligned = start // self.batch_size * self.batch_size
+        ctx, collate = self._job.context("predict"), self._job.collate("predict")
+        batches = predict_batches(
+            examples,
+            collate,
+            self.batch_size,
+            aligned,
+            jax.process_index(),
+            jax.process_count(),
+            where=self._job.collate_place,
+            workers=self._job.recipe.data.workers,
+        )
+        for indices, batch in batches:
+            arrays = put(batch, over_data(self._mesh))
+            first = put({"first": np.int32(indices.start)}, replicated(self._mesh))["first"]
+            outputs = jax.device_get(self._step(params, first, arrays))
+            size = len(indices)
+            rows = jax.tree.map(lambda leaf, size=size: leaf[:size], outputs)
+            for index, prediction in zip(indices, call_output(self._job.plugin, ctx, rows, size), strict=True):
+                if index >= start:
+                    yield index, prediction
+
+    def all(self, params: Params, examples: Sequence[Example], done: Done) -> list[Any]:
+        """The predictions of all examples, in order."""
+        predictions = []
+        for index, prediction in self(params, examples):
+            predictions.append(prediction)
+            done(index + 1)
+        return predictions
+
+
+def write_predictions(predictor: Predictor, params: Params, job: Job, output: Path, origin: str, done: Done) -> None:
+    """Predicts the eval examples into a JSON-lines file: `{"index": 0, "example": {...}, "prediction": ...}`, in order.
+
+    Args:
+        origin: where the parameters are from; with recipe and examples it decides whether what a killed prediction left
+            behind may be continued.
+        done: told of progress.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    examples = job.eval_examples
+    partial, description = Path(f"{output}.partial"), Path(f"{output}.partial.json")
+    identity = {
+        "recipe": pin_paths(job.loaded).recipe.model_dump(mode="json"),
+        "parameters": origin,
+        "batch_size": predictor.batch_size,
+        "examples": _fingerprint(examples),
+    }
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        start = _whole_lines(partial) if _same(description, identity) else 0
+        if start == 0:
+            partial.unlink(missing_ok=True)
+            description.write_text(json.dumps(identity), encoding="utf-8")
+        done(start)
+        with partial.open("a", encoding="utf-8") as file:
+            for index, prediction in predictor(params, examples, start):
+                line = {"index": index, "example": _shown(examples[index]), "prediction": prediction}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.flush()
+                done(index + 1)
+            os.fsync(file.fileno())
+        partial.replace(output)
+        description.unlink()
+    except OSError as error:
+        remedy = "free space or correct the permissions, then run the same command again: it continues"
+        raise StorageError(str(output), f"cannot be written: {error.strerror or error}", remedy) from error
+
+
+def _same(description: Path, identity: dict[str, Any]) -> bool:
+    if not description.exists():
+        return False
+    return description.read_text(encoding="utf-8") == json.dumps(identity)
+
+
+def _whole_lines(partial: Path) -> int:
+    """How many whole lines a partial file holds, after cutting off a torn last one."""
+    if not partial.exists():
+        return 0
+    data = partial.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        os.truncate(partial, whole)
+    return data.count(b"\n")
+
+
+def _fingerprint(examples: Sequence[Example]) -> str:
+    """A hash of the examples' number, and of all their contents that JSON can hold."""
+    digest = hashlib.sha256()
+    for index in range(len(examples)):
+        digest.update(json.dumps(_shown(examples[index]), sort_keys=True).encode())
+    return f"{len(examples)}:{digest.hexdigest()}"
+
+
+def _shown(example: Example) -> dict[str, Any]:
+    """The fields of an example that a person reads: text and numbers, and lists and dicts of them."""
+    return {name: value for name, value in example.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_plain(inner) for name, inner in value.items())
+    if isinstance(value, list | tuple):
+        return all(_is_plain(inner) for inner in value)
+    return value is None or isinstance(value, str | int | float | bool)

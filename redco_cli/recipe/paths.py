@@ -1,0 +1,54 @@
+"""Relative paths of a recipe, made absolute: a resolved recipe then means the same from anywhere."""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import replace
+from pathlib import Path
+
+from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.recipe.schema import SourceSection
+
+
+def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
+    """The recipe with every relative path that exists made absolute: plugin file, data files, model directories.
+
+    A path is searched from the recipe's folder, then from the working directory. `output_dir` stays as it is.
+    """
+    recipe, directory = loaded.recipe, loaded.directory
+    plugin = recipe.plugin
+    if plugin.module.endswith(".py"):
+        plugin = plugin.model_copy(update={"module": _pinned(plugin.module, directory)})
+    model = recipe.model.model_copy(
+        update={
+            key: str(Path(name).resolve())
+            for key in ("name", "tokenizer")
+            if (name := getattr(recipe.model, key)) is not None and Path(name).is_dir()
+        }
+    )
+    data = recipe.data.model_copy(
+        update={
+            split: _pinned_source(source, directory)
+            for split in ("train", "eval")
+            if (source := getattr(recipe.data, split)) is not None
+        }
+    )
+    return replace(loaded, recipe=recipe.model_copy(update={"plugin": plugin, "model": model, "data": data}))
+
+
+def _pinned_source(source: SourceSection, directory: Path) -> SourceSection:
+    update: dict[str, object] = {}
+    if Path(source.path).is_dir():
+        update["path"] = str(Path(source.path).resolve())
+    if isinstance(source.data_files, str):
+        update["data_files"] = _pinned(source.data_files, directory)
+    elif source.data_files is not None:
+        update["data_files"] = tuple(_pinned(pattern, directory) for pattern in source.data_files)
+    return source.model_copy(update=update)
+
+
+def _pinned(pattern: str, directory: Path) -> str:
+    for base in (directory, Path()):
+        if glob.glob(str(base / pattern), recursive=True):
+            return str((base / pattern).absolute())
+    return pattern

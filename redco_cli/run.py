@@ -1,0 +1,133 @@
+"""The main path: train and predict, as sequences of named steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redco_cli.console import CountProgress, TrainProgress, note
+from redco_cli.data.jsonl import read_jsonl
+from redco_cli.job import micro_batch_size, prepare, stages_of
+from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
+from redco_cli.plugin.contract import Example, Params
+from redco_cli.prediction.predict import Predictor, write_predictions
+from redco_cli.recipe.load import find_run, load_recipe
+from redco_cli.runtime.cache import enable_compilation_cache
+from redco_cli.runtime.mesh import check_divisible, make_mesh
+from redco_cli.runtime.signals import stop_on_signal
+from redco_cli.training.resume import find_start, open_output, trained_params
+from redco_cli.training.session import drive, open_run
+from redco_cli.training.timeline import make_timeline
+
+Name = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a training run leaves behind.
+
+    Attributes:
+        output_dir: its directory.
+        step: optimizer steps done.
+        train: means over the steps of this process: `loss`, `grad_norm`, ... and the plugin's metrics.
+        evaluations: step and values of each evaluation of this process.
+        best: step of the best checkpoint; None when nothing was evaluated.
+        checkpoint: the newest checkpoint.
+    """
+
+    output_dir: Path
+    step: int
+    train: Mapping[str, float]
+    evaluations: Sequence[tuple[int, Mapping[str, float]]]
+    best: int | None
+    checkpoint: Path
+
+
+def train(recipe: Name, overrides: Sequence[str] = ()) -> TrainResult:
+    """Trains a recipe to its end; continues where an earlier, interrupted call stopped.
+
+    Args:
+        recipe: a file, or the name of a shipped recipe.
+        overrides: `dotted.key=value` strings.
+
+    Raises:
+        RedcoError: with place, problem and remedy.
+    """
+    loaded = load_recipe(recipe, overrides)
+    enable_compilation_cache()
+    job = prepare(loaded, stages=stages_of(loaded.recipe))
+    mesh = make_mesh(job.recipe.mesh, job.where)
+    check_divisible(micro_batch_size(job.recipe), mesh, job.where("train.micro_batch_size"), "a micro-batch")
+    timeline = make_timeline(job.recipe, job.train_size, job.where)
+    start = find_start(loaded, open_output(job.recipe.output_dir, job.where("output_dir")))
+    with stop_on_signal() as stop, TrainProgress(timeline.steps, start.step) as progress:
+        predictor = Predictor(job, mesh, progress.compiling)
+
+        def predictions(params: Params, examples: Sequence[Example]) -> list[Any]:
+            return predictor.all(params, examples, lambda done: progress.phase("predicting", done, len(examples)))
+
+        with open_run(job, mesh, timeline, start, progress, predictions, stop) as run:
+            means = drive(run, job)
+    kept = start.checkpoints
+    return TrainResult(start.directory, run.step, means, run.history, kept.best(), kept.path(kept.steps()[-1]))
+
+
+def predict(
+    target: Name,
+    overrides: Sequence[str] = (),
+    *,
+    input: Name | None = None,
+    output: Name | None = None,
+    checkpoint: str = "last",
+) -> Path:
+    """Predicts examples into a JSON-lines file, in their order; continues where a killed prediction stopped.
+
+    Args:
+        target: the output directory of a run, a recipe file, or the name of a shipped recipe. A recipe predicts with
+            the newest checkpoint in its `output_dir`; without one, with the weights that `model.name` loads.
+        overrides: `dotted.key=value` strings.
+        input: a JSON-lines file; default: the recipe's eval examples.
+        output: the file to write; default: `predictions/<name of the input>.jsonl` in the output directory.
+        checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
+
+    Returns:
+        The file written.
+
+    Raises:
+        RedcoError: with place, problem and remedy.
+    """
+    recipe, directory = find_run(target)
+    loaded = load_recipe(recipe, overrides)
+    enable_compilation_cache()
+    job = prepare(loaded, stages=("predict",), given=None if input is None else read_jsonl(input))
+    mesh = make_mesh(job.recipe.mesh, job.where)
+    directory = directory or Path(job.recipe.output_dir)
+    params, origin = trained_params(job, mesh, directory, checkpoint)
+    note(f"{len(job.eval_examples)} examples, with the parameters of {origin}")
+    name = "eval" if input is None else Path(input).stem
+    file = Path(output) if output is not None else directory / "predictions" / f"{name}.jsonl"
+    with CountProgress("predicting", len(job.eval_examples)) as progress:
+        predictor = Predictor(job, mesh, progress.compiling)
+        write_predictions(predictor, params, job, file, origin, progress.update)
+    return file
+
+
+def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[MaskedTokens]]:
+    """Finds everything that can be wrong with a recipe before training: no weights are read, nothing is computed.
+
+    Returns:
+        What the recipe comes to, as plain data; and the first training sequences, with what carries loss.
+
+    Raises:
+        RedcoError: with place, problem and remedy.
+    """
+    loaded = load_recipe(recipe, overrides)
+    job = prepare(loaded, stages=stages_of(loaded.recipe))
+    mesh = make_mesh(job.recipe.mesh, job.where)
+    check_divisible(micro_batch_size(job.recipe), mesh, job.where("train.micro_batch_size"), "a micro-batch")
+    timeline = make_timeline(job.recipe, job.train_size, job.where)
+    find_start(loaded, Path(job.recipe.output_dir).resolve())
+    return summary(job, timeline), list(masked_sequences(job))

@@ -1,0 +1,50 @@
+"""What this machine offers to a run: versions, devices, processes, caches, extras."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from typing import Any
+
+import jax
+
+from redco_cli.runtime.cache import cache_directory
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "transformers", "datasets", "numpy")
+EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb", "digits": "sklearn"}
+
+
+def examine() -> dict[str, Any]:
+    """The findings, as plain data for `console.result`."""
+    devices = jax.devices()
+    memory = {str(device): _memory(device) for device in jax.local_devices()}
+    return {
+        "redco": importlib.metadata.version("redco"),
+        "python": platform.python_version(),
+        "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "host": {"system": platform.platform(), "cores": os.cpu_count()},
+        "devices": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+            "local": len(jax.local_devices()),
+            "memory": {name: size for name, size in memory.items() if size is not None} or "not reported",
+        },
+        "processes": {"index": jax.process_index(), "count": jax.process_count()},
+        "caches": {
+            "compiled programs": str(os.environ.get("JAX_COMPILATION_CACHE_DIR", cache_directory())),
+            "hugging face": os.environ.get("HF_HOME", "~/.cache/huggingface"),
+        },
+        "extras": {
+            name: "installed" if importlib.util.find_spec(module) else f'missing: pip install "redco[{name}]"'
+            for name, module in EXTRAS.items()
+        },
+    }
+
+
+def _memory(device: Any) -> str | None:
+    stats = device.memory_stats() or {}
+    limit = stats.get("bytes_limit")
+    return f"{limit / 2**30:.1f} GiB" if limit else None

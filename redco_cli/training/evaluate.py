@@ -1,0 +1,63 @@
+"""Evaluation: the loss over every example exactly once, the last batch at its own size rather than padded.
+
+A padded row would have to be masked inside every plugin's loss; a batch of the right size needs nothing from anyone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+import jax
+from jax.sharding import Mesh
+
+from redco_cli.data.batch import cut
+from redco_cli.data.loader import eval_batches
+from redco_cli.job import Job, pass_size
+from redco_cli.plugin.contract import Example, Loss, Params
+from redco_cli.runtime.mesh import data_shards, over_data, put, replicated
+from redco_cli.runtime.program import Program
+
+IN_FLIGHT = 2
+"""Batches whose result is not waited for: the next is read while the device computes."""
+
+
+def evaluate(
+    job: Job, mesh: Mesh, step: Program, params: Params, examples: Sequence[Example], done: Callable[[int], None]
+) -> dict[str, float]:
+    """Mean loss and metrics over `examples`: Σ sum / Σ weight over all batches, added in float64.
+
+    Args:
+        step: the compiled eval step.
+        done: told how many examples are evaluated.
+    """
+    slices = cut(len(examples), pass_size(job, mesh, "eval"), data_shards(mesh))
+    sums: dict[str, tuple[float, float]] = {}
+    pending: deque[tuple[int, Loss]] = deque()
+    batches = eval_batches(
+        examples,
+        job.collate("eval"),
+        slices,
+        jax.process_index(),
+        jax.process_count(),
+        where=job.collate_place,
+        workers=job.recipe.data.workers,
+    )
+    with closing(batches):
+        for part, batch in batches:
+            sharding = over_data(mesh) if part.sharded else replicated(mesh)
+            pending.append((part.stop, step(params, put(batch, sharding))))
+            if len(pending) > IN_FLIGHT:
+                _add(sums, *pending.popleft(), done)
+    while pending:
+        _add(sums, *pending.popleft(), done)
+    return {name: total / weight if weight else float("nan") for name, (total, weight) in sums.items()}
+
+
+def _add(sums: dict[str, tuple[float, float]], stop: int, loss: Loss, done: Callable[[int], None]) -> None:
+    host = jax.device_get(loss)
+    for name, (total, weight) in {"loss": (host.sum, host.weight), **host.metrics}.items():
+        before = sums.get(name, (0.0, 0.0))
+        sums[name] = (before[0] + float(total), before[1] + float(weight))
+    done(stop)

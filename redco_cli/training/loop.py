@@ -1,0 +1,299 @@
+"""The only `while` of training.
+
+The loop dispatches step k + 1 before it looks at the metrics of step k: the device never waits for the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from redco_cli.console import TrainProgress, warn
+from redco_cli.errors import EXIT_INTERRUPTED, DataError, Interrupted, PluginError, Requeue, TrainingError
+from redco_cli.job import Job
+from redco_cli.plugin.calls import call_metric
+from redco_cli.plugin.contract import Context, Example, Params
+from redco_cli.runtime.mesh import replicated
+from redco_cli.runtime.program import Program
+from redco_cli.runtime.signals import StopRequest
+from redco_cli.training.checkpoint import Checkpoints, Meta
+from redco_cli.training.evaluate import evaluate
+from redco_cli.training.feed import Fed, feed
+from redco_cli.training.metrics import Meter, Recorder
+from redco_cli.training.optimizer import Schedule
+from redco_cli.training.state import TrainState, partition, paths
+from redco_cli.training.step import make_eval_step, make_train_step
+from redco_cli.training.timeline import Timeline
+
+Predict = Callable[[Params, Sequence[Example]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run is made of; nothing of it changes while training.
+
+    Attributes:
+        job: recipe, plugin, model and data.
+        mesh: the devices.
+        timeline: when things happen.
+        optimizer: the optax transformation, clipping included.
+        schedule: updates done to learning rate.
+        recorder: writes `metrics.jsonl`.
+        checkpoints: writes `checkpoint-<step>/`.
+        progress: the live line.
+        predict: parameters and examples to predictions.
+        stop: what a signal asked for.
+        resolved: the resolved recipe, kept in every checkpoint.
+    """
+
+    job: Job
+    mesh: Mesh
+    timeline: Timeline
+    optimizer: Any
+    schedule: Schedule
+    recorder: Recorder
+    checkpoints: Checkpoints
+    progress: TrainProgress
+    predict: Predict
+    stop: StopRequest
+    resolved: Mapping[str, Any]
+
+
+class TrainingRun:
+    """A run with its state: what `run_fn` of a plugin drives (see `plugin.contract.Run`)."""
+
+    def __init__(self, setup: Setup, state: TrainState, step: int) -> None:
+        """Compiles nothing yet.
+
+        Args:
+            setup: what the run is made of.
+            state: on the mesh; taken over, do not use it afterwards.
+            step: `state.step`, known on the host.
+        """
+        self._setup = setup
+        self._state = state
+        self._step = step
+        self._meter = Meter()
+        self._evaluated: tuple[int, Mapping[str, float]] | None = None
+        self._skipped = int(state.skipped)
+        self.history: list[tuple[int, Mapping[str, float]]] = []
+        job, shardings = setup.job, jax.tree.map(lambda leaf: leaf.sharding, state)
+        train_step = make_train_step(job.loss, setup.optimizer, setup.schedule, job.recipe.seed)
+        self._train_step = Program(
+            "train step",
+            train_step,
+            self._compiling,
+            donate=(0,),
+            out_shardings=(shardings, replicated(setup.mesh)),
+        )
+        self._eval_step = Program(
+            "eval step", make_eval_step(job.loss), self._compiling, out_shardings=replicated(setup.mesh)
+        )
+
+    @property
+    def ctx(self) -> Context:
+        """What the plugin's functions are told."""
+        return self._setup.job.context("train")
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self._step
+
+    @property
+    def params(self) -> Params:
+        """The current parameters."""
+        return self._state.params
+
+    @params.setter
+    def params(self, params: Params) -> None:
+        frozen = frozenset(paths(self._state.frozen))
+        trainable, rest = partition(params, frozen)
+
+        def placed(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda a, b: jax.device_put(np.asarray(a), b.sharding), new, old)
+
+        old = self._state
+        self._state = replace(old, trainable=placed(trainable, old.trainable), frozen=placed(rest, old.frozen))
+
+    def train(self, examples: Sequence[Example] | None = None, steps: int | None = None) -> dict[str, float]:
+        """Trains; see `plugin.contract.Run.train`.
+
+        Raises:
+            Interrupted, Requeue: a signal asked the run to end; a checkpoint is saved.
+            TrainingError: too many steps in a row were not finite.
+            PluginError, DataError: a batch could not be made; a checkpoint of the steps before is saved.
+        """
+        sums: defaultdict[str, list[float]] = defaultdict(list)
+        waiting: tuple[int, Any] | None = None
+        try:
+            with closing(self._feed(examples, steps)) as batches:
+                for batch, counts in batches:
+                    self._state, metrics = self._train_step(self._state, batch)
+                    self._step += 1
+                    if waiting is not None:
+                        self._observe(*waiting, sums)
+                    waiting = (self._step, metrics)
+                    self._meter.add(*counts)
+                    if self._setup.stop.exit_code is not None or self._is_milestone(self._step):
+                        self._observe(*waiting, sums)
+                        waiting = None
+                        self._milestone()
+                if waiting is not None:
+                    self._observe(*waiting, sums)
+        except (PluginError, DataError):
+            self.save()
+            raise
+        return {name: float(np.mean(values)) for name, values in sums.items()}
+
+    def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float]:
+        """Evaluates; see `plugin.contract.Run.evaluate`. On the recipe's data the result is recorded."""
+        job, progress = self._setup.job, self._setup.progress
+        chosen = job.eval_examples if examples is None else examples
+        if chosen is None:
+            raise DataError(job.where("data.eval"), "there is no eval data", "add data.eval")
+        with self._meter.paused():
+            values = evaluate(
+                job,
+                self._setup.mesh,
+                self._eval_step,
+                self.params,
+                chosen,
+                lambda done: progress.phase("evaluating", done, len(chosen)),
+            )
+            if job.recipe.eval.predict:
+                values |= call_metric(job.plugin, job.context("predict"), chosen, self.predict(chosen))
+        if examples is None:
+            self._record_evaluation(values)
+        return values
+
+    def predict(self, examples: Sequence[Example] | None = None) -> list[Any]:
+        """Predicts; see `plugin.contract.Run.predict`."""
+        chosen = self._setup.job.eval_examples if examples is None else examples
+        with self._meter.paused():
+            return self._setup.predict(self.params, chosen)
+
+    def log(self, values: Mapping[str, float]) -> None:
+        """Records values of an outer loop; see `plugin.contract.Run.log`."""
+        self._setup.recorder.record(self._step, "run", values)
+
+    def save(self) -> None:
+        """Writes a checkpoint of the current state, unless it is there already."""
+        metric = None
+        if self._evaluated is not None and self._evaluated[0] == self._step:
+            metric = self._evaluated[1].get(self._setup.job.recipe.eval.best_metric)
+        with self._meter.paused():
+            self._setup.checkpoints.save(self._state, Meta(self._step, _finite(metric), self._setup.resolved))
+
+    def _feed(self, examples: Sequence[Example] | None, steps: int | None) -> Generator[Fed, None, None]:
+        """The batches of one call of `train`: the recipe's data from where the run is, or other examples."""
+        job = self._setup.job
+        if examples is None:
+            stop = self._setup.timeline.steps if steps is None else min(self._setup.timeline.steps, self._step + steps)
+            return feed(
+                job, self._setup.mesh, self._meter, job.train_examples, range(self._step, stop), job.recipe.seed
+            )
+        count = -(-len(examples) // job.recipe.train.global_batch_size) if steps is None else steps
+        seed = int(np.random.SeedSequence((job.recipe.seed, self._step)).generate_state(1)[0])
+        return feed(job, self._setup.mesh, self._meter, examples, range(count), seed)
+
+    def _is_milestone(self, step: int) -> bool:
+        timeline = self._setup.timeline
+        return timeline.due(step, timeline.eval_every) or timeline.due(step, timeline.checkpoint_every)
+
+    def _milestone(self) -> None:
+        """What happens between two steps: evaluation, checkpoint, the end that a signal asked for."""
+        timeline, job, stop = self._setup.timeline, self._setup.job, self._setup.stop
+        improved = False
+        if stop.exit_code is None and job.eval_examples is not None and timeline.due(self._step, timeline.eval_every):
+            before = self._best()
+            self.evaluate()
+            improved = self._best() != before
+        if improved or stop.exit_code is not None or timeline.due(self._step, timeline.checkpoint_every):
+            self.save()
+        if stop.exit_code is not None:
+            self._setup.checkpoints.wait()
+            name = self._setup.checkpoints.path(self._step)
+            kind = Interrupted if stop.exit_code == EXIT_INTERRUPTED else Requeue
+            raise kind(
+                str(name), f"stopped by a signal after step {self._step}; saved", "run the same command to continue"
+            )
+
+    def _observe(self, step: int, device_metrics: Any, sums: dict[str, list[float]]) -> None:
+        """Looks at the metrics of a step: the finite check, the record, the live line."""
+        metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
+        skipped, streak, weight = int(metrics.pop("skipped")), int(metrics.pop("streak")), metrics.pop("weight")
+        for name, value in metrics.items():
+            sums[name].append(value)
+        if streak:
+            self._not_finite(step, streak, weight)
+        timeline = self._setup.timeline
+        if step % timeline.log_every and step != timeline.steps:
+            return
+        rates = self._meter.read()
+        speed = {"examples_per_second": rates.examples_per_second, "input_wait": rates.input_wait}
+        if rates.tokens_per_second is not None:
+            speed["tokens_per_second"] = rates.tokens_per_second
+        counted = {"weight": weight, "skipped": skipped}
+        self._setup.recorder.record(step, "train", {**metrics, **counted, **speed})
+        self._setup.progress.update(
+            step, metrics["loss"], metrics["learning_rate"], rates.tokens_per_second, rates.examples_per_second
+        )
+
+    def _not_finite(self, step: int, streak: int, weight: float) -> None:
+        reason = "no position of the batch carries loss" if weight == 0 else "loss or gradient is not finite"
+        limit = self._setup.job.recipe.train.max_nonfinite_steps
+        if streak < limit:
+            warn(f"step {step}: {reason}; the update is skipped ({streak} in a row)")
+            return
+        self._setup.checkpoints.wait()
+        steps = self._setup.checkpoints.steps()
+        good = f"last checkpoint: {self._setup.checkpoints.path(steps[-1])}" if steps else "no checkpoint was due yet"
+        raise TrainingError(
+            f"step {step}",
+            f"{reason}, {streak} steps in a row; the parameters are those of step {step - streak}; {good}",
+            "lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look at the data",
+        )
+
+    def _record_evaluation(self, values: Mapping[str, float]) -> None:
+        best = self._best()
+        self._evaluated = (self._step, values)
+        self.history.append((self._step, values))
+        self._setup.recorder.record(self._step, "eval", values)
+        self._setup.progress.evaluated(self._step, values, self._best() != best)
+        metric = self._setup.job.recipe.eval.best_metric
+        if metric not in values:
+            known = ", ".join(values)
+            raise TrainingError(
+                self._setup.job.where("eval.best_metric"), f"evaluation gives no {metric}", f"it gives {known}"
+            )
+
+    def _best(self) -> tuple[int, float] | None:
+        """Step and value of the best evaluation so far, in this process or a checkpoint."""
+        recipe, checkpoints = self._setup.job.recipe, self._setup.checkpoints
+        ranked = [(values.get(recipe.eval.best_metric), step) for step, values in self.history]
+        stored = checkpoints.best()
+        if stored is not None:
+            ranked.append((checkpoints.meta(stored).metric, stored))
+        known = [(value, -step) for value, step in ranked if value is not None and math.isfinite(value)]
+        if not known:
+            return None
+        value, step = min(known) if recipe.eval.best_mode == "min" else max(known)
+        return -step, value
+
+    @contextmanager
+    def _compiling(self, what: str) -> Iterator[None]:
+        with self._meter.paused(), self._setup.progress.compiling(what):
+            yield
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,266 @@
+"""The record of a run: how fast it goes (`Meter`) and `metrics.jsonl` (`Recorder`).
+
+`metrics.jsonl` has one JSON object per line:
+
+    {"step": 20, "kind": "train", "time": 1760000000.5, "loss": 2.25, "learning_rate": 0.0003}
+
+`kind` is `train`, `eval` or `run` (what concerns the run as a whole: what it started with, what an outer loop logs);
+`time` is seconds since 1970. Floats are written such that they read back to the same bits. JSON has no word for a
+number that is not finite, so it is null, and `"nonfinite": {"loss": "nan"}` says which it was.
+
+Each record goes to the operating system in one write, so a killed process loses at most the line it was writing.
+A resumed run drops the records after the step it resumes at: no step appears twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from redco_cli.console import warn
+from redco_cli.errors import PluginError, StorageError
+from redco_cli.training.sinks import Sink
+
+METRICS_NAME = "metrics.jsonl"
+Kind = Literal["train", "eval", "run"]
+
+_OWN_NAMES = ("step", "kind", "time", "nonfinite")
+_REMEDY = "free space, or set output_dir to a place you can write to; then start again"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The speed of one window.
+
+    Attributes:
+        tokens_per_second: None where tokens are not counted.
+        examples_per_second: nan, like all rates, for a window that took no time.
+        input_wait: share of the time spent waiting for the next batch, from 0 to 1.
+        seconds: length of the window.
+    """
+
+    tokens_per_second: float | None
+    examples_per_second: float
+    input_wait: float
+    seconds: float
+
+
+class Meter:
+    """Measures speed over the window between two calls of `read`.
+
+    JAX computes after the call has returned: wait for the last step (`block_until_ready`) before entering `paused`,
+    or its time is lost.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._is_paused = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._began = self._clock()
+        self._examples = 0
+        self._tokens: float | None = None
+        self._excluded = self._waited = 0.0
+
+    def add(self, examples: int, tokens: float | None = None) -> None:
+        """Counts the examples of one step and, where tokens are counted, its tokens."""
+        self._examples += examples
+        if tokens is not None:
+            self._tokens = (self._tokens or 0) + tokens
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leaves out the time within: compilation, evaluation, checkpoints. May be nested."""
+        if self._is_paused:
+            yield
+            return
+        self._is_paused, began = True, self._clock()
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            self._excluded += self._clock() - began
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time within as waiting for input."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            if not self._is_paused:
+                self._waited += self._clock() - began
+
+    def read(self) -> Rates:
+        """The speed since the last call (at first: since the start), and begins the next window."""
+        seconds = self._clock() - self._began - self._excluded
+        tokens, examples, waited = self._tokens, self._examples, self._waited
+        self._reset()
+        if seconds <= 0:
+            return Rates(None if tokens is None else math.nan, math.nan, math.nan, 0.0)
+        return Rates(None if tokens is None else tokens / seconds, examples / seconds, waited / seconds, seconds)
+
+
+class Recorder:
+    """Writes `metrics.jsonl` in `directory` and hands every record to the sinks; a context manager.
+
+    A sink that fails is reported once and left out from then on; the file is the record, and its failure ends the run.
+
+    Args:
+        directory: the output directory.
+        fresh: begin an empty file; else go on with the one that is there.
+        sinks: trackers that get the records as well; closed with the recorder.
+        clock: seconds since 1970.
+
+    Raises:
+        StorageError: the file cannot be read or written, or holds a line that is no record.
+    """
+
+    def __init__(
+        self, directory: Path, *, fresh: bool, sinks: Sequence[Sink] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = directory / METRICS_NAME
+        self._sinks = list(sinks)
+        self._clock = clock
+        with _writing(self.path):
+            directory.mkdir(parents=True, exist_ok=True)
+            if not fresh and self.path.exists():
+                self._rewrite(read_records(self.path))
+            self._file = self.path.open("wb" if fresh else "ab", buffering=0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def record(self, step: int, kind: Kind, values: Mapping[str, Any]) -> None:
+        """Appends one record.
+
+        Args:
+            step: optimizer steps done.
+            kind: what the values are about.
+            values: numbers, and for `run` any JSON-able values.
+
+        Raises:
+            PluginError: a value has a name that every record uses for itself.
+            StorageError: the file cannot be written.
+        """
+        taken = [name for name in values if name in _OWN_NAMES]
+        if taken:
+            problem = f"every record in {METRICS_NAME} has a field {taken[0]!r} of its own"
+            raise PluginError(f"metric {taken[0]}", problem, "give the metric another name in the plugin")
+        plain = {name: _plain(value) for name, value in values.items()}
+        line = _encoded({"step": step, "kind": kind, "time": self._clock(), **_without_nonfinite(plain)})
+        with _writing(self.path):
+            while line:  # a write to a full disk may take a part and only then fail
+                line = line[self._file.write(line) :]
+        numbers = {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
+        for sink in self._sinks.copy():
+            self._guard(sink, partial(sink.write, step, kind, numbers))
+
+    def rewind(self, step: int) -> None:
+        """Drops the records after `step`, for a run that resumes there.
+
+        Raises:
+            StorageError: the file cannot be read or written, or holds a line that is no record.
+        """
+        with _writing(self.path):
+            self._rewrite([record for record in read_records(self.path) if record["step"] <= step])
+            self._file.close()
+            self._file = self.path.open("ab", buffering=0)
+
+    def close(self) -> None:
+        """Closes the file and the sinks."""
+        self._file.close()
+        for sink in self._sinks.copy():
+            self._guard(sink, sink.close)
+        self._sinks.clear()
+
+    def _rewrite(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Replaces the file in one stroke: whoever reads it sees all of the old one or all of the new one."""
+        temporary = self.path.with_name(f".{self.path.name}.new")
+        with temporary.open("wb") as file:
+            file.writelines(map(_encoded, records))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+
+    def _guard(self, sink: Sink, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except sink.failures as error:
+            self._sinks.remove(sink)
+            warn(f"{sink.name} gets no more records: {error}; {self.path} stays complete")
+            with suppress(*sink.failures):
+                sink.close()
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """The records of a `metrics.jsonl`, without a last line that a kill has cut off.
+
+    Raises:
+        StorageError: the file cannot be read, or another line is no record.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise StorageError(
+            str(path), f"cannot be read: {error.strerror}", "check the path and its permissions"
+        ) from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = _decoded(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines) or line.endswith(b"\n"):
+            raise StorageError(f"{path}:{number}", "is no record of redco", "delete the line, or move the file away")
+    return records
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line, parse_constant=_refuse)
+    except ValueError:
+        return None
+    is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if is_record else None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _encoded(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, which JSON knows."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _without_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
+    bad = {name: str(value) for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)}
+    finite = {name: None if name in bad else value for name, value in values.items()}
+    return {**finite, "nonfinite": bad} if bad else finite
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(str(path), f"cannot be written: {error.strerror}", _REMEDY) from None

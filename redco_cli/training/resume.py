@@ -1,0 +1,187 @@
+"""Where a run starts, and where a prediction gets its parameters: checkpoints, saved weights, or nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from redco_cli.errors import Problem, RecipeError, StorageError
+from redco_cli.job import Job
+from redco_cli.models.initial import initial_params
+from redco_cli.plugin.contract import Params
+from redco_cli.recipe.load import LoadedRecipe, shown
+from redco_cli.recipe.paths import pin_paths
+from redco_cli.recipe.schema import Recipe
+from redco_cli.runtime.mesh import replicated
+from redco_cli.training.checkpoint import Checkpoints
+
+FREE_TO_CHANGE = (
+    "output_dir",
+    "mesh",
+    "logging",
+    "checkpoint",
+    "predict",
+    "eval",
+    "data.eval",
+    "data.workers",
+    "train.micro_batch_size",
+    "train.remat",
+    "train.max_nonfinite_steps",
+    "model.tokenizer",
+)
+"""Keys that do not change what a step computes, so that a run may continue with other values."""
+
+
+def open_output(name: str, where: str) -> Path:
+    """The output directory, made if need be and proved to be writable.
+
+    Raises:
+        StorageError: it cannot be made or written.
+    """
+    directory = Path(name).resolve()
+    probe = directory / ".writable"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"redco")
+        probe.unlink()
+    except OSError as error:
+        problem = f"{directory} cannot be written: {error.strerror or error}"
+        raise StorageError(where, problem, "choose another output_dir, or correct its permissions") from error
+    return directory
+
+
+def own_checkpoints(directory: Path, recipe: Recipe) -> Checkpoints:
+    """The checkpoints of a run's output directory."""
+    return Checkpoints(directory, recipe.checkpoint.keep, recipe.eval.best_mode)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run starts.
+
+    Attributes:
+        directory: its output directory.
+        checkpoints: where it saves.
+        source: where the checkpoint to continue is; None to start afresh.
+        step: optimizer steps done.
+    """
+
+    directory: Path
+    checkpoints: Checkpoints
+    source: Checkpoints | None = None
+    step: int = 0
+
+
+def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
+    """Where to start, by `checkpoint.resume` and what is in the output directory.
+
+    Raises:
+        StorageError: `never`, but there is a run; or a path that is no checkpoint; or a damaged checkpoint.
+        RecipeError: the recipe differs from the checkpoint's in a way that changes what a step computes.
+    """
+    choice, where = loaded.recipe.checkpoint.resume, loaded.where("checkpoint.resume")
+    source = own = own_checkpoints(directory, loaded.recipe)
+    steps = own.steps()
+    if choice == "never":
+        if steps:
+            remedy = "set checkpoint.resume: auto to continue it, or choose another output_dir"
+            raise StorageError(where, f"never, but {own.path(steps[-1])} exists", remedy)
+    elif choice != "auto":
+        source, step = _chosen(choice, loaded.recipe, where)
+        steps = [step]
+    if not steps:
+        return Start(directory, own)
+    now = pin_paths(loaded).recipe.model_dump(mode="json")
+    refuse_changes(source.meta(steps[-1]).recipe, now, loaded.where, source.path(steps[-1]).name)
+    return Start(directory, own, source, steps[-1])
+
+
+def trained_params(job: Job, mesh: Mesh, directory: Path, choice: str) -> tuple[Params, str]:
+    """Parameters to predict with, on the mesh, and where they are from.
+
+    Args:
+        directory: the output directory of a run, which need not exist.
+        choice: `last`, `best`, or a `checkpoint-<step>` directory. Without any checkpoint, `last` means the weights of
+            `model.name`.
+
+    Raises:
+        StorageError: there is no such checkpoint, or it is damaged.
+        ModelError: the weights cannot be loaded.
+    """
+    checkpoints = own_checkpoints(directory.resolve(), job.recipe)
+    if choice in ("last", "best"):
+        steps = checkpoints.steps()
+        step = checkpoints.best() if choice == "best" else max(steps, default=None)
+        if step is None and choice == "last" and job.recipe.model.name is not None:
+            params, _ = initial_params(
+                job.model, job.recipe.model, replicated(mesh), seed=job.recipe.seed, where=job.where
+            )
+            return params, job.recipe.model.name
+        if step is None:
+            problem = "holds no checkpoint" if not steps else "holds no evaluated checkpoint"
+            raise StorageError(shown(directory), problem, "train first: redco train")
+    else:
+        checkpoints, step = _chosen(choice, job.recipe, "--checkpoint")
+    sharding = replicated(mesh)
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), job.model.abstract
+    )
+    return checkpoints.restore_params(step, abstract), shown(checkpoints.path(step))
+
+
+def _chosen(choice: str, recipe: Recipe, where: str) -> tuple[Checkpoints, int]:
+    path = Path(choice).resolve()
+    match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+    if match is None or not path.is_dir():
+        raise StorageError(where, f"{choice} is no checkpoint", "name a directory such as runs/x/checkpoint-100")
+    return own_checkpoints(path.parent, recipe), int(match[1])
+
+
+def refuse_changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], where: Callable[[str], str], checkpoint: str
+) -> None:
+    """Refuses to continue a run whose recipe has changed in a key that matters.
+
+    Raises:
+        RecipeError: naming each such key, with both values.
+    """
+    changed = [key for key in _differences(before, now) if not _is_free(key)]
+    if changed:
+        raise RecipeError.of(
+            [
+                Problem(
+                    where(key),
+                    f"{_at(now, key)!r}, but {checkpoint} was trained with {_at(before, key)!r}",
+                    "restore the value, or choose another output_dir for a new run",
+                )
+                for key in changed
+            ]
+        )
+
+
+def _is_free(key: str) -> bool:
+    return any(key == free or key.startswith(f"{free}.") for free in FREE_TO_CHANGE)
+
+
+def _differences(before: Any, now: Any, prefix: str = "") -> list[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = {**before, **now}
+        return [
+            found
+            for key in keys
+            for found in _differences(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else key)
+        ]
+    return [] if before == now else [prefix]
+
+
+def _at(recipe: Mapping[str, Any], key: str) -> Any:
+    value: Any = recipe
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,146 @@
+"""Opens a training run: its state, its records, its checkpoints; and closes them whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from redco_cli.console import TrainProgress, note
+from redco_cli.errors import StorageError
+from redco_cli.job import Job
+from redco_cli.models.initial import initial_params
+from redco_cli.plugin.guard import guarded
+from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
+from redco_cli.recipe.paths import pin_paths
+from redco_cli.runtime.mesh import replicated
+from redco_cli.runtime.signals import StopRequest
+from redco_cli.training.loop import Predict, Setup, TrainingRun
+from redco_cli.training.metrics import METRICS_NAME, Recorder
+from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule, with_clipping
+from redco_cli.training.plot import plot_losses
+from redco_cli.training.resume import Start
+from redco_cli.training.sinks import open_sinks
+from redco_cli.training.state import TrainState, frozen_paths, new_state
+from redco_cli.training.timeline import Timeline
+
+
+@contextlib.contextmanager
+def open_run(
+    job: Job,
+    mesh: Mesh,
+    timeline: Timeline,
+    start: Start,
+    progress: TrainProgress,
+    predict: Predict,
+    stop: StopRequest,
+) -> Iterator[TrainingRun]:
+    """A run that is ready to train.
+
+    Args:
+        job: recipe, plugin, model, data.
+        mesh: the devices.
+        timeline: when things happen.
+        start: the output directory and the checkpoint to continue.
+        progress: the live line.
+        predict: parameters and examples to predictions.
+        stop: what a signal asked for.
+
+    Raises:
+        RedcoError: weights or checkpoint cannot be read, or the output directory cannot be written.
+    """
+    pinned = pin_paths(job.loaded)
+    train = job.recipe.train
+    schedule = make_schedule(train, steps=timeline.steps, warmup=timeline.warmup, decay=timeline.decay)
+    optimizer = with_clipping(_optimizer(job, schedule), train.max_grad_norm)
+    state = _first_state(job, mesh, optimizer, start)
+    with contextlib.ExitStack() as stack:
+        stack.callback(start.checkpoints.close)
+        recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
+        _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned))
+        if job.recipe.logging.plot:
+            stack.callback(_plot, start.directory)
+        setup = Setup(
+            job,
+            mesh,
+            timeline,
+            optimizer,
+            schedule,
+            recorder,
+            start.checkpoints,
+            progress,
+            predict,
+            stop,
+            pinned.recipe.model_dump(mode="json"),
+        )
+        yield TrainingRun(setup, state, start.step)
+
+
+def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
+    """Trains to the end of the recipe, or as the plugin's `run_fn` says, and saves.
+
+    Returns:
+        The means over the steps done; nothing after a `run_fn`, which has its own.
+    """
+    if job.recipe.eval.at_start and run.step == 0:
+        run.evaluate()
+    means: Mapping[str, float] = {}
+    if job.plugin.run_fn is None:
+        means = run.train()
+    else:
+        with guarded(f"{job.plugin.file}: run_fn", "run_fn", job.plugin.file):
+            job.plugin.run_fn(run)
+    run.save()
+    return means
+
+
+def _first_state(job: Job, mesh: Mesh, optimizer: Any, start: Start) -> TrainState:
+    """The state to train from, born on the mesh: restored, loaded from saved weights, or initialised."""
+    always = getattr(job.model, "frozen", ())
+    frozen = frozen_paths(job.model.abstract, job.recipe.train.freeze, always, job.where("train.freeze"))
+    sharding = replicated(mesh)
+    if start.source is not None:
+        abstract = jax.eval_shape(lambda params: new_state(params, frozen, optimizer), job.model.abstract)
+        placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
+        note(f"continuing from {shown(start.source.path(start.step))}")
+        return start.source.restore(start.step, placed)
+    params, fresh = initial_params(job.model, job.recipe.model, sharding, seed=job.recipe.seed, where=job.where)
+    if fresh:
+        note(f"the checkpoint has no {', '.join(fresh)}: initialised, to be trained")
+    begin = jax.jit(lambda params: new_state(params, frozen, optimizer), out_shardings=sharding, donate_argnums=0)
+    state: TrainState = begin(params)
+    return state
+
+
+def _optimizer(job: Job, schedule: Schedule) -> Any:
+    if job.plugin.optimizer_fn is None:
+        return make_optimizer(job.recipe.train, schedule)
+    with guarded(f"{job.plugin.file}: optimizer_fn", "optimizer_fn", job.plugin.file):
+        return job.plugin.optimizer_fn(job.context("train"), schedule)
+
+
+def _open_recorder(job: Job, start: Start, resolved: Mapping[str, Any]) -> Recorder:
+    resumes = start.source is not None
+    sinks = open_sinks(job.recipe.logging, start.directory, start.step if resumes else None, resolved)
+    recorder = Recorder(start.directory, fresh=not resumes, sinks=sinks)
+    if resumes:
+        recorder.rewind(start.step)
+    return recorder
+
+
+def _plot(directory: Path) -> None:
+    if (directory / METRICS_NAME).stat().st_size:
+        plot_losses(directory / METRICS_NAME, directory / "loss.png")
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.new")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        raise StorageError(str(path), f"cannot be written: {error.strerror or error}", "free space") from error
