@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
 from redco_cli.plugin.parts import column, decode, encode, exact_match, generate, pad, padding_id, token_loss
@@ -50,15 +49,12 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
     """Cross-entropy of each target token; the decoder reads the target moved one to the right."""
-    config, labels = ctx.model.config, batch["labels"]
-    first = jnp.full_like(labels[:, :1], config.decoder_start_token_id)
-    known = jnp.where(labels == IGNORED_LABEL, config.pad_token_id, labels)
-    decoder_input_ids = jnp.concatenate([first, known[:, :-1]], axis=1)
+    labels = batch["labels"]
     logits = ctx.model(
         params,
         batch["input_ids"],
         batch["attention_mask"],
-        decoder_input_ids=decoder_input_ids,
+        decoder_input_ids=ctx.model.decoder_inputs(labels),
         rng=rng,
         train=train,
     )

@@ -105,7 +105,7 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Sequence[Ex
         problem = f"neither name nor config is given, and {plugin.file} has no build_model"
         raise RecipeError(loaded.where("model"), problem, "name a model, give a config, or define build_model(ctx)")
     model = resolve_model(section, where=loaded.where, remat=loaded.recipe.train.remat) if named else None
-    tokenizer = load_tokenizer(section, model, where=loaded.where)
+    tokenizer = load_tokenizer(section, where=loaded.where)
     job = Job(loaded, plugin, model, tokenizer, None, None)
     if "train" in stages:
         job = replace(job, train_examples=_examples(job, "train"))

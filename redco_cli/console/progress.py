@@ -164,6 +164,7 @@ class CountProgress:
     ) -> None:
         self._what, self._total, self._unit = what, total, unit
         self._start, self._done = start, start
+        self._compiling: str | None = None
         self._console, self._clock = console or stderr(), clock
         self._began = clock()
         self._next_line = self._began + _PLAIN_INTERVAL
@@ -186,6 +187,19 @@ class CountProgress:
             self._next_line = now + _PLAIN_INTERVAL
             say(self._console, _joined(self._counted()).plain)
 
+    @contextmanager
+    def compiling(self, what: str) -> Iterator[None]:
+        """Says that `what` is being compiled, and leaves the time it takes out of the rate."""
+        began = self._clock()
+        self._compiling = f"compiling {what}"
+        if not self._live:
+            say(self._console, self._compiling)
+        try:
+            yield
+        finally:
+            self._compiling = None
+            self._began += self._clock() - began
+
     def _counted(self) -> list[_Field]:
         fields = [_Field(0, self._what, _of(self._done, self._total), self._unit)]
         seconds, count = self._clock() - self._began, self._done - self._start
@@ -196,6 +210,8 @@ class CountProgress:
         return fields
 
     def _draw(self) -> Text:
+        if self._compiling:
+            return _fitted([self._counted()[0], _Field(1, "", self._compiling)], None, self._console)
         return _fitted(self._counted(), self._done / self._total if self._total else None, self._console)
 
 

@@ -11,6 +11,7 @@ Example = Mapping[str, Any]
 Examples = Sequence[Example] | Iterable[Example]
 """With `len` and `[int]`, or only an `__iter__` that starts afresh each time."""
 
+_NONE = object()
 _REMEDY = "return a list of dicts, or any object with __len__ and __getitem__, or with __iter__, that gives dicts"
 
 
@@ -43,12 +44,12 @@ def check_examples(examples: Any, where: str) -> Examples:
     if isinstance(examples, Iterator):
         examples = list(examples)
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
-        first = _first_of_sequence(examples, where) if len(examples) else None
+        first = _first_of_sequence(examples, where) if len(examples) else _NONE
     elif isinstance(examples, Iterable):
-        first = next(iter(examples), None)
+        first = next(iter(examples), _NONE)
     else:
         raise PluginError(where, f"an object of type {kind} is no sequence of examples", _REMEDY)
-    if first is None:
+    if first is _NONE:
         raise DataError(where, "holds no examples", "check what the data is made from")
     if not isinstance(first, Mapping):
         raise PluginError(where, f"the first example is of type {type(first).__name__}, not a dict", _REMEDY)

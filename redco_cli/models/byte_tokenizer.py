@@ -73,9 +73,10 @@ class ByteTokenizer:
 
     def __call__(
         self,
-        text: str | Sequence[str],
+        text: str | Sequence[str] | None = None,
         text_pair: str | Sequence[str] | None = None,
         *,
+        text_target: str | Sequence[str] | None = None,
         max_length: int | None = None,
         truncation: bool = False,
         padding: bool | str = False,
@@ -87,12 +88,16 @@ class ByteTokenizer:
         Args:
             text: a text or texts.
             text_pair: as many second texts.
+            text_target: instead of `text`: targets are encoded as sources are.
             max_length: the most tokens a row has, with `truncation`; the length of every row, with
                 `padding="max_length"`.
             truncation: cut at `max_length`.
             padding: True pads every row to the longest, on `padding_side`.
             return_tensors: "np" for numpy arrays [B, L] instead of lists.
         """
+        if text is None:
+            assert text_target is not None, "give text or text_target"
+            text = text_target
         if isinstance(text, str):
             pair = text_pair if isinstance(text_pair, str) else None
             ids = self.encode(text, pair, max_length=max_length, truncation=truncation)

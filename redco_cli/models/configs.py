@@ -6,6 +6,7 @@ config is compared with what its model type knows, and a key or a kind of value 
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -99,7 +100,7 @@ def _inline_config(given: Mapping[str, Any], tokenizer: str | None, where: Calla
         raise unknown_model_type(model_type, where=where)
     config_class = CONFIG_MAPPING[model_type]
     _check_keys(config_class, given, "model.config", where)
-    values = {key: value for key, value in given.items() if key != "model_type"}
+    values = {key: copy.deepcopy(value) for key, value in given.items() if key != "model_type"}  # composites empty them
     if tokenizer == byte_tokenizer.NAME:
         values = _fit_bytes(config_class, values)
     try:

@@ -22,12 +22,11 @@ from redco_cli.recipe.schema import GenerationSection
 if TYPE_CHECKING:
     from redco_cli.models.hf_flax import HfFlaxModel
 
-HONOURED = frozenset(
-    ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty", "early_stopping")
-    + ("min_length", "no_repeat_ngram_size", "suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id")
-    + ("forced_eos_token_id", "forced_decoder_ids", "pad_token_id", "bos_token_id", "eos_token_id")
-    + ("decoder_start_token_id",)
-)
+_CHOOSING = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty")
+_FORCING = ("min_length", "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "no_repeat_ngram_size")
+_SUPPRESSING = ("suppress_tokens", "begin_suppress_tokens")
+_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+HONOURED = frozenset({*_CHOOSING, "early_stopping", *_FORCING, *_SUPPRESSING, *_IDS})
 """Settings of a generation config that the Flax classes follow."""
 
 _IGNORED = {
@@ -49,7 +48,8 @@ _IGNORED = {
 }
 """Settings that the Flax classes ignore (or that would change what a row is), with the value that changes nothing."""
 
-_BERT_LIKE = frozenset({"bert", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta", "big_bird"})
+_NO_CACHE = frozenset({"bert", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta", "big_bird"})
+"""Causal models whose Flax class keeps a cache only as part of an encoder-decoder, and fails alone."""
 
 
 def generate(
@@ -69,11 +69,22 @@ def generate(
     ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
     config.eos_token_id = ends[0]
     processors = FlaxLogitsProcessorList([_OneEnd(ends, config.do_sample)] if len(ends) > 1 else [])
-    mask = {} if attention_mask is None else {"attention_mask": attention_mask}
+    extra = {} if attention_mask is None else {"attention_mask": attention_mask}
+    if model.config.model_type == "encoder-decoder":
+        extra["encoder_outputs"] = _encode_text(model, params, inputs, attention_mask)
     outputs = model.flax.generate(
-        inputs, generation_config=config, prng_key=rng, params=params, logits_processor=processors, **mask
+        inputs, generation_config=config, prng_key=rng, params=params, logits_processor=processors, **extra
     )
     return outputs.sequences[:, prompt:]
+
+
+def _encode_text(model: HfFlaxModel, params: Params, input_ids: Any, attention_mask: Any) -> Any:
+    """The encoder's outputs: `encode` of the class hands positions to BERT where it takes token types, and gets NaN."""
+    mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
+    return model.flax.module.apply(
+        {"params": params},
+        method=lambda module: module._get_encoder_module()(input_ids=input_ids, attention_mask=mask, return_dict=True),
+    )
 
 
 def _generation_config(model: HfFlaxModel, settings: Mapping[str, Any]) -> Any:
@@ -83,6 +94,10 @@ def _generation_config(model: HfFlaxModel, settings: Mapping[str, Any]) -> Any:
             model.where,
             f"a model for {model.task} does not generate",
             "choose model.task causal_lm, seq2seq, vision_to_sequence or speech_to_sequence",
+        )
+    if model.config.model_type in _NO_CACHE and model.task == "causal_lm":
+        raise ModelError(
+            model.where, f"{type(model.flax).__name__} does not generate", "choose a decoder such as llama or gpt2"
         )
     unknown = sorted(set(settings) - HONOURED)
     if unknown:

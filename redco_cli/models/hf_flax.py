@@ -30,10 +30,10 @@ from redco_cli.models.tasks import TO_SEQUENCE, flax_class_names
 from redco_cli.plugin.contract import IGNORED_LABEL, Params
 
 _WHOLE_OUTPUT = frozenset({"question_answering", "clip"})
-_NO_INPUTS = frozenset(
-    ("params", "past_key_values", "dropout_rng", "indices_rng", "train", "deterministic", "output_attentions")
-    + ("output_hidden_states", "return_dict", "kwargs", "freeze_feature_encoder")
-)
+_STATE = ("params", "past_key_values", "dropout_rng", "indices_rng")
+_OPTIONS = ("train", "deterministic", "output_attentions", "output_hidden_states", "return_dict", "kwargs")
+_NO_INPUTS = frozenset({*_STATE, *_OPTIONS, "freeze_feature_encoder"})
+"""Parameters of a Flax class's call that are not for the plugin to give."""
 _BUILD_ERRORS = (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError, NotImplementedError)
 
 
@@ -198,7 +198,10 @@ def build_model(
     flax_class = getattr(transformers, flax_class_names(config.model_type)[task])
     repair_loaded_modules()
     _silence_deprecation()
-    flax_model, abstract = _construct(flax_class, copy.deepcopy(config), jnp.dtype(dtype), where)
+    flax_config = copy.deepcopy(config)
+    if config.model_type == "gemma" and config.hidden_activation is None:
+        flax_config.hidden_activation = config.hidden_act  # PyTorch reads hidden_act, the Flax class its successor
+    flax_model, abstract = _construct(flax_class, flax_config, jnp.dtype(dtype), where)
     if remat == "full":
         _enable_remat(flax_model, where)
     return HfFlaxModel(

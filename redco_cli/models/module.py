@@ -78,7 +78,7 @@ class ModuleModel:
         )
 
 
-def module_model(module: Any, example_batch: Mapping[str, Any], *, where: str) -> ModuleModel:
+def module_model(module: Any, example_batch: Mapping[str, Any], where: str) -> ModuleModel:
     """The model for a plugin's Flax module; allocates no parameters.
 
     Args:
@@ -113,9 +113,8 @@ def module_model(module: Any, example_batch: Mapping[str, Any], *, where: str) -
 def _init_inputs(module: Any, batch: Mapping[str, Any], where: str) -> dict[str, jax.ShapeDtypeStruct]:
     parameters = inspect.signature(type(module).__call__).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    names = [
-        p.name for p in parameters if p.default is p.empty and p.kind not in variadic and p.name not in ("self", *_SWITCHES)
-    ]
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+    names = [name for name in needed if name not in ("self", *_SWITCHES)]
     missing = [name for name in names if name not in batch]
     if missing:
         raise PluginError(

@@ -1,9 +1,162 @@
-"""Settings of a config that a Flax class ignores, or computes differently from PyTorch: refused by name, never run."""
+"""Settings that a Flax class ignores or computes otherwise than PyTorch: refused by name instead of run wrongly.
+
+`REFUSALS` is the whole knowledge, one line per setting, each measured against PyTorch (and measured again by
+tests/models/test_refusals.py). A setting is refused only where its value differs from what the class computes.
+"""
 
 from __future__ import annotations
-from collections.abc import Callable
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from redco_cli.errors import ModelError
 
-def refuse_unsupported(config: Any, task: str, *, where: Callable[[str], str]) -> None:
-    """todo"""
+
+@dataclass(frozen=True)
+class Refusal:
+    """A setting that some Flax classes do not follow.
+
+    Attributes:
+        model_types: which.
+        key: the setting.
+        honoured: whether the class computes what this value means, from the config and the value.
+        instead: what the class does whatever the value.
+        tasks: the tasks concerned; empty for all.
+    """
+
+    model_types: frozenset[str]
+    key: str
+    honoured: Callable[[Any, Any], bool]
+    instead: str
+    tasks: frozenset[str] = frozenset()
+
+
+def _types(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+def _only(*values: Any) -> Callable[[Any, Any], bool]:
+    return lambda _config, value: value in values
+
+
+def _given(_config: Any, value: Any) -> bool:
+    return value is not None
+
+
+def _as_hidden_act(config: Any, value: Any) -> bool:
+    return value is None or value == config.hidden_act
+
+
+def _divides_evenly(config: Any, value: Any) -> bool:
+    return value is None or value * config.num_attention_heads == config.hidden_size
+
+
+def _plain_rope(_config: Any, value: Any) -> bool:
+    return not value or value.get("rope_type", value.get("type")) == "default"
+
+
+_BERT_LIKE = _types("bert roberta roberta-prelayernorm xlm-roberta electra albert big_bird")
+_ROTARY = _types("llama mistral gemma")
+
+_GPT2 = _types("gpt2 gpt-sw3")
+_LLAMA = _types("llama mistral")
+_LM = frozenset({"masked_lm", "causal_lm"})
+
+REFUSALS = (
+    Refusal(_LLAMA | {"gemma"}, "rope_theta", _only(10000, None), "its Flax class always computes with 10000"),
+    Refusal(_LLAMA, "rope_scaling", _plain_rope, "its Flax class does not scale positions"),
+    Refusal(_LLAMA, "tie_word_embeddings", _only(False), "its Flax class has a head of its own"),
+    Refusal(_LLAMA, "head_dim", _divides_evenly, "its Flax class takes hidden_size / num_attention_heads"),
+    Refusal(_types("llama"), "mlp_bias", _only(False), "its Flax class has no biases there"),
+    Refusal(_types("mistral"), "sliding_window", _given, "its Flax class then lets a token see only itself"),
+    Refusal(_types("gemma"), "hidden_activation", _as_hidden_act, "PyTorch takes hidden_act, its Flax class this one"),
+    Refusal(_types("gptj"), "tie_word_embeddings", _only(False), "its Flax class has a head of its own"),
+    Refusal(_GPT2, "scale_attn_weights", _only(True), "its Flax class always scales"),
+    Refusal(_GPT2, "scale_attn_by_inverse_layer_idx", _only(False), "its Flax class does not scale by layer"),
+    Refusal(_BERT_LIKE, "position_embedding_type", _only("absolute"), "its Flax class has absolute positions"),
+    Refusal(_types("big_bird"), "use_bias", _only(True), "its Flax class always has these biases"),
+    Refusal(_types("electra"), "hidden_act", _only("gelu"), "its Flax class uses it in the head too", _LM),
+    Refusal(_types("distilbert"), "sinusoidal_pos_embds", _only(False), "its Flax class computes other positions"),
+    Refusal(_types("dinov2"), "layerscale_value", _only(1.0), "its Flax class applies it to loaded weights again"),
+    Refusal(_types("resnet"), "layer_type", _only("bottleneck"), "its Flax class builds basic layers otherwise"),
+    Refusal(_types("resnet"), "downsample_in_bottleneck", _only(False), "its Flax class strides elsewhere"),
+)
+
+_COMPOSITES = _types("encoder-decoder vision-encoder-decoder speech-encoder-decoder vision-text-dual-encoder")
+_COMPOSITE_PARTS = {
+    **dict.fromkeys(("roberta", "roberta-prelayernorm", "xlm-roberta"), "positions are counted from 0 there"),
+    **dict.fromkeys(("electra", "big_bird"), "token types are missing there"),
+}
+"""Model types that the Flax classes run wrongly as part of another model."""
+
+
+def refuse_unsupported(config: Any, task: str, *, place: Callable[[str], str]) -> None:
+    """Checks a config, and those nested in it, against what the Flax classes honour.
+
+    Args:
+        config: a transformers config.
+        task: what it is for.
+        place: dotted setting (`decoder.rope_theta`) to its place, for errors.
+
+    Raises:
+        ModelError: a setting, or a combination, that the Flax class is known to get wrong.
+    """
+    for prefix, part in _parts(config):
+        _refuse_settings(part, task, prefix, place)
+    if config.model_type in _COMPOSITES:
+        _refuse_parts(config, place)
+    if task == "causal_lm" and config.model_type in _BERT_LIKE and not config.is_decoder:
+        raise ModelError(
+            place("is_decoder"),
+            f"{config.model_type} with is_decoder: false sees the tokens it should predict",
+            "set is_decoder: true, or choose model.task masked_lm",
+        )
+
+
+def _parts(config: Any) -> Iterator[tuple[str, Any]]:
+    """The config and the configs nested in it, each with the dotted prefix of its settings."""
+    yield "", config
+    for name in config.sub_configs:
+        yield f"{name}.", getattr(config, name)
+
+
+def _refuse_settings(config: Any, task: str, prefix: str, place: Callable[[str], str]) -> None:
+    for refusal in REFUSALS:
+        concerned = config.model_type in refusal.model_types and (not refusal.tasks or task in refusal.tasks)
+        value = getattr(config, refusal.key, None) if concerned else None
+        if concerned and hasattr(config, refusal.key) and not refusal.honoured(config, value):
+            raise ModelError(
+                place(f"{prefix}{refusal.key}"),
+                f"{config.model_type} with {refusal.key}: {_shown(value)} would run wrongly: {refusal.instead}",
+                "choose a model without this setting",
+            )
+    generic = {"pruned_heads": "heads are not pruned", "quantization_config": "quantised weights are not read"}
+    for key, reason in generic.items():
+        if getattr(config, key, None):
+            raise ModelError(place(f"{prefix}{key}"), f"{key} is set, but {reason}", "choose a model without it")
+
+
+def _refuse_parts(config: Any, place: Callable[[str], str]) -> None:
+    """Encoder-decoder pairs whose decoder would not see its encoder, and parts that only work alone."""
+    for prefix, part in _parts(config):
+        if part is not config and part.model_type in _COMPOSITE_PARTS:
+            raise ModelError(
+                place(f"{prefix}model_type"),
+                f"{part.model_type} inside {config.model_type} would run wrongly: {_COMPOSITE_PARTS[part.model_type]}",
+                "choose another model type, such as bert",
+            )
+    decoder = getattr(config, "decoder", None)
+    for key in ("is_decoder", "add_cross_attention") if decoder is not None else ():
+        if not getattr(decoder, key):
+            raise ModelError(
+                place(f"decoder.{key}"), f"{key} is false: the decoder would not follow its encoder", f"set {key}: true"
+            )
+
+
+def _shown(value: Any) -> str:
+    return (
+        {None: "null", True: "true", False: "false"}.get(value, str(value))
+        if not isinstance(value, dict)
+        else str(value)
+    )

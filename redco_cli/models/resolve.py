@@ -32,8 +32,10 @@ def resolve_model(
     """
     config = read_config(section, where=where)
     task = choose_task(section.task, config, where=where)
-    refuse_unsupported(config, task, where=where)
+    if section.num_labels is not None:
+        config.num_labels = section.num_labels
     source = "model.name" if section.name is not None else "model.config"
+    refuse_unsupported(config, task, place=lambda key: where(source if section.name is not None else f"{source}.{key}"))
     generation_config = _generation_config(section) if task in GENERATING else None
     return build_model(
         config, task, dtype=section.dtype, generation_config=generation_config, where=where(source), remat=remat

@@ -1,4 +1,4 @@
-"""The tokenizer or processor that belongs to a model: the built-in byte tokenizer, or what transformers loads for it."""
+"""The tokenizer or processor that belongs to a model: the built-in byte tokenizer, or what transformers loads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from redco_cli.errors import ModelError
 from redco_cli.models import byte_tokenizer
 from redco_cli.models.byte_tokenizer import ByteTokenizer
-from redco_cli.models.configs import local_directory
+from redco_cli.models.configs import local_directory, read_config
+from redco_cli.models.tasks import choose_task
 from redco_cli.recipe.schema import ModelSection
 
 _LOADERS = {
@@ -24,12 +25,11 @@ _FILES = ("tokenizer*", "vocab*", "*.model", "preprocessor_config.json", "proces
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def load_tokenizer(section: ModelSection, model: Any, *, where: Callable[[str], str]) -> Any:
+def load_tokenizer(section: ModelSection, *, where: Callable[[str], str]) -> Any:
     """The tokenizer of a recipe, or the processor where the model takes images or sound.
 
     Args:
         section: `model` of the recipe.
-        model: the resolved model; None for a plugin's `build_model`.
         where: dotted recipe key to its place, for errors.
 
     Returns:
@@ -42,18 +42,20 @@ def load_tokenizer(section: ModelSection, model: Any, *, where: Callable[[str], 
     name = section.tokenizer or section.name
     if name is None:
         return None
-    key = "model.tokenizer" if section.tokenizer is not None else "model.name"
+    has_model = section.name is not None or section.config is not None
+    config = read_config(section, where=where) if has_model else None
     if section.tokenizer == byte_tokenizer.NAME:
         tokenizer: Any = ByteTokenizer()
+    elif section.tokenizer is not None:
+        tokenizer = _load("AutoTokenizer", name, None, where("model.tokenizer"))
     else:
         directory = local_directory(name)
-        if section.tokenizer is None and directory is not None and not _has_files(directory):
+        if directory is not None and not _has_files(directory):
             return None
-        task = model.task if model is not None and section.tokenizer is None else "text"
-        revision = section.revision if section.tokenizer is None else None
-        tokenizer = _load(_LOADERS.get(task, "AutoTokenizer"), directory or name, revision, where(key))
-    if model is not None and model.config is not None:
-        _check_fit(getattr(tokenizer, "tokenizer", tokenizer), model.config, section, where)
+        loader = _LOADERS.get(choose_task(section.task, config, where=where), "AutoTokenizer")
+        tokenizer = _load(loader, name, section.revision, where("model.name"))
+    if config is not None:
+        _check_fit(getattr(tokenizer, "tokenizer", tokenizer), config, section, where)
     return tokenizer
 
 
@@ -61,17 +63,20 @@ def _has_files(directory: Path) -> bool:
     return any(next(directory.glob(pattern), None) for pattern in _FILES)
 
 
-def _load(loader: str, source: Path | str, revision: str | None, where: str) -> Any:
+def _load(loader: str, name: str, revision: str | None, where: str) -> Any:
     import transformers
 
+    source = local_directory(name)
+    if source is None and name.startswith((".", "/", "~")):
+        raise ModelError(where, f"there is no directory {name}", "check the path")
     try:
-        return getattr(transformers, loader).from_pretrained(source, revision=revision, trust_remote_code=False)
+        return getattr(transformers, loader).from_pretrained(
+            source or name, revision=revision or "main", trust_remote_code=False
+        )
     except (OSError, ValueError, ImportError) as error:
-        if not isinstance(source, Path) and source.startswith((".", "/", "~")):
-            raise ModelError(where, f"there is no directory {source}", "check the path") from None
         raise ModelError(
             where,
-            f"{loader} cannot load {source}: {' '.join(str(error).split())}",
+            f"{loader} cannot load {name}: {' '.join(str(error).split())}",
             "check the name and the network, or set model.tokenizer to a hub id, a directory, or byte",
         ) from None
 

@@ -153,9 +153,12 @@ def _place(tensor: np.ndarray[Any, Any], sharding: Any) -> jax.Array:
     """The tensor on its devices, float32 where it is a floating-point number."""
     if jnp.issubdtype(tensor.dtype, jnp.floating):
         tensor = tensor.astype(np.float32)
-    if sharding is None:
-        return jax.device_put(tensor)
-    return jax.make_array_from_callback(tensor.shape, sharding, lambda index: tensor[index])
+    placed: jax.Array = (
+        jax.device_put(tensor)
+        if sharding is None
+        else jax.make_array_from_callback(tensor.shape, sharding, lambda index: tensor[index])
+    )
+    return placed
 
 
 def _initialise(

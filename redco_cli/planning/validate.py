@@ -44,7 +44,7 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
         },
         "batch": describe({name: np.asarray(leaf) for name, leaf in batch.items()}),
         "steps": timeline.steps,
-        "epochs": None if timeline.steps_per_epoch is None else timeline.steps / timeline.steps_per_epoch,
+        "epochs": None if timeline.steps_per_epoch is None else float(timeline.steps / timeline.steps_per_epoch),
         "warmup": timeline.warmup,
         "eval_every": timeline.eval_every,
         "checkpoint_every": timeline.checkpoint_every,

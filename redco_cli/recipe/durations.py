@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Literal
 
 from pydantic_core import CoreSchema, core_schema
 
-_TEXT = re.compile(r"(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>%|steps?|epochs?)")
+_TEXT = re.compile(r"(?P<amount>\d{1,12}(?:\.\d+)?)\s*(?P<unit>%|steps?|epochs?)")
 _EXPECTED = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
 
 
@@ -50,8 +52,8 @@ class Duration:
             raise ValueError("a number of steps must be whole")
         return cls(int(amount), "steps")
 
-    def in_steps(self, *, total_steps: int | None = None, steps_per_epoch: float | None = None) -> int:
-        """The same length in optimizer steps, rounded up.
+    def in_steps(self, *, total_steps: int | None = None, steps_per_epoch: Fraction | None = None) -> int:
+        """The same length in optimizer steps, rounded up. Exact: 7% of 100 steps are 7, which floats make 8.
 
         Args:
             total_steps: the length of the whole run, needed for `%`.
@@ -66,13 +68,18 @@ class Duration:
         if self.unit == "epochs":
             if steps_per_epoch is None:
                 raise ValueError("the data has no known length, so epochs cannot be counted; give steps")
-            return math.ceil(self.amount * steps_per_epoch)
+            return math.ceil(self._exact * steps_per_epoch)
         if total_steps is None:
             raise ValueError("a share needs a whole: give the length of the run in steps or epochs")
-        return math.ceil(self.amount / 100 * total_steps)
+        return math.ceil(self._exact * total_steps / 100)
+
+    @property
+    def _exact(self) -> Fraction:
+        """The amount as it was written, in decimals."""
+        return Fraction(str(self.amount))
 
     def __str__(self) -> str:
-        amount = f"{self.amount:g}"
+        amount = f"{Decimal(str(self.amount)).normalize():f}"
         if self.unit == "%":
             return f"{amount}%"
         return amount if self.unit == "steps" else f"{amount} epoch{'' if self.amount == 1 else 's'}"

@@ -36,9 +36,7 @@ def explain(error: ValidationError, where: Callable[[str], str]) -> list[Problem
         by_key.setdefault(_key(detail), []).append(detail)
     for key, details in list(by_key.items()):
         deeper = any(other.startswith(f"{key}.") for other in by_key)
-        if deeper and isinstance(
-            details[0]["input"], dict
-        ):  # a mapping was meant: the other forms are beside the point
+        if deeper and isinstance(details[0]["input"], dict | list):  # what was meant is clear, and wrong further down
             del by_key[key]
     return [_problem(key, details, where) for key, details in by_key.items()]
 
@@ -99,6 +97,8 @@ def _unknown_key(key: str, where: Callable[[str], str]) -> Problem:
     parent, _, name = key.rpartition(".")
     section = field_section(parent)
     known = sorted(section.model_fields) if section else []
+    if name in known:
+        return Problem(where(key), "unknown key", f"write {name} below {parent}; dots are for the command line")
     return Problem(where(key), "unknown key", did_you_mean(name, known))
 
 

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from redco_cli.errors import RecipeError, UsageError
 from redco_cli.recipe.explain import accepts_only_text, did_you_mean, explain
 from redco_cli.recipe.schema import Recipe
 from redco_cli.recipe.shipped import shipped_recipes
-from redco_cli.recipe.yaml12 import parse_scalar, parse_yaml
+from redco_cli.recipe.yaml12 import dump_yaml, parse_scalar, parse_yaml
 
 ENVIRONMENT_PREFIX = "REDCO_"
 RESOLVED_NAME = "recipe.resolved.yaml"
@@ -58,7 +57,7 @@ def load_recipe(
     Args:
         name: a file, or the name of a shipped recipe (`quickstart`).
         overrides: `dotted.key=value` strings, values in YAML.
-        environ: environment variables; those that start with `REDCO_` and hold `__` or name a top-level key override.
+        environ: environment variables; those that start with `REDCO_` override: `REDCO_SEED`, `REDCO_TRAIN__STEPS`.
 
     Raises:
         UsageError: no such recipe, or an override that is no `key=value`.
@@ -85,12 +84,12 @@ def find_recipe(name: str | os.PathLike[str]) -> Path:
         UsageError: there is none.
     """
     path = Path(name)
-    if path.is_file():
+    if os.path.isfile(path):  # which, unlike Path.is_file, is no traceback for a name that no file can have
         return path
     recipes = shipped_recipes()
     if str(name) in recipes:
         return recipes[str(name)]
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(str(name), "is a directory, not a recipe", "name the .yaml file in it")
     remedy = did_you_mean(path.stem, list(recipes))
     raise UsageError(str(name), "no such recipe, neither a file nor shipped with redco", remedy)
@@ -103,7 +102,7 @@ def find_run(name: str | os.PathLike[str]) -> tuple[Path, Path | None]:
         UsageError: there is none.
     """
     directory = Path(name)
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         return find_recipe(name), None
     resolved = directory / RESOLVED_NAME
     if not resolved.is_file():
@@ -132,12 +131,11 @@ def shown(path: Path) -> str:
 def resolved_yaml(loaded: LoadedRecipe) -> str:
     """The whole recipe with every default, each line with the origin of its value; loads to the same recipe."""
     lines = [f"# resolved from {loaded.path}; values without a remark are defaults"]
-    text = yaml.safe_dump(loaded.recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=10_000)
+    text = dump_yaml(loaded.recipe.model_dump(mode="json"))
     positions = {line: key for key, line in parse_yaml(text, RESOLVED_NAME).lines.items()}
     for number, line in enumerate(text.splitlines(), start=1):
         origin = loaded.origins.get(positions.get(number, ""))
-        is_leaf = not line.endswith(":") and not line.endswith("|-")
-        lines.append(f"{line}  # {origin}" if origin and is_leaf else line)
+        lines.append(f"{line}  # {origin}" if origin and not line.endswith(":") else line)
     return "\n".join(lines) + "\n"
 
 
@@ -174,7 +172,7 @@ def _base_path(base: object, path: Path, where: str) -> Path:
         raise RecipeError(where, f"{base!r} given, but one path or shipped name is expected", "extend one recipe")
     beside = path.parent / base
     try:
-        return beside if beside.is_file() else find_recipe(base)
+        return beside if os.path.isfile(beside) else find_recipe(base)
     except UsageError as error:
         raise RecipeError(where, error.problems[0].problem, error.problems[0].remedy) from None
 
@@ -236,7 +234,7 @@ RESERVED_VARIABLES = frozenset({"REDCO_CACHE"})
 
 def _typed(key: str, text: str, where: str) -> Any:
     if accepts_only_text(key):
-        return text
+        return None if text == "null" else text
     try:
         return parse_scalar(text)
     except RecipeError as error:

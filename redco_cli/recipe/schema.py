@@ -47,6 +47,8 @@ class ModelSection(Section):
     """Inline Hugging Face config (`model_type` and its settings): a model from scratch, randomly initialised."""
     task: Task = "auto"
     """Which head; `auto` reads it from the config's `architectures`."""
+    num_labels: Positive | None = None
+    """Outputs of a classification head; default: as many as the config says."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Compute type. Parameters and optimizer state stay float32."""
     implementation: Literal["auto", "hf_flax"] = "auto"

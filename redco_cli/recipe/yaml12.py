@@ -6,6 +6,7 @@ that is what the author of a recipe means.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -25,7 +26,10 @@ _SCALARS = (
     ),
 )
 
-_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
+_STANDARD = "tag:yaml.org,2002:"
+_MAX_DEPTH = 64
+_MAX_VALUES = 100_000
+_TOO_LARGE = "a recipe is small: put data into a file of its own, and name that file"
 
 
 class _Yaml12Loader(yaml.SafeLoader):
@@ -34,8 +38,15 @@ class _Yaml12Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # type: ignore[misc]
 
 
+class _Yaml12Dumper(yaml.SafeDumper):
+    """Quotes what the loader above would not read as text (`"1e-5"`); every scalar stays on its line."""
+
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}  # type: ignore[misc]
+
+
 for _tag, _pattern, _first in _SCALARS:
-    _Yaml12Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
+    for _class in (_Yaml12Loader, _Yaml12Dumper):
+        _class.add_implicit_resolver(f"{_STANDARD}{_tag}", re.compile(f"(?:{_pattern})\\Z"), list(_first))
 
 
 def _construct_int(_loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
@@ -47,8 +58,14 @@ def _construct_float(_loader: yaml.SafeLoader, node: yaml.ScalarNode) -> float:
     return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
-_Yaml12Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_Yaml12Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    breaks_line = any(sign in text for sign in "\n\r\x85\u2028\u2029")
+    return dumper.represent_scalar(f"{_STANDARD}str", text, style='"' if breaks_line else None)
+
+
+_Yaml12Loader.add_constructor(f"{_STANDARD}int", _construct_int)
+_Yaml12Loader.add_constructor(f"{_STANDARD}float", _construct_float)
+_Yaml12Dumper.add_representer(str, _represent_text)
 
 
 @dataclass(frozen=True)
@@ -72,13 +89,17 @@ def parse_yaml(text: str, source: str) -> Document:
         source: what to call it in errors, a path as a rule.
 
     Raises:
-        RecipeError: for a syntax error, a repeated key, a key that is no string, or a tag such as `!!python/object`.
+        RecipeError: for a syntax error, a repeated key, a key that is no string, a tag such as `!!python/object`, a
+            number that is not finite, or a document of a size that no recipe has.
     """
-    loader = _Yaml12Loader(text)
+    lines: dict[str, int] = {}
     try:
-        node = loader.get_single_node()
-        lines: dict[str, int] = {}
-        data = _build(loader, node, "", lines, source, ()) if node is not None else None
+        loader = _Yaml12Loader(text)
+        try:
+            node = loader.get_single_node()
+            data = None if node is None else _build(loader, node, "", lines, source, ())
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
@@ -90,8 +111,8 @@ def parse_yaml(text: str, source: str) -> Document:
         raise RecipeError(
             source, f"not valid YAML: {error}".splitlines()[0], "save the recipe as plain UTF-8 text"
         ) from None
-    finally:
-        loader.dispose()
+    except RecursionError:
+        raise RecipeError(source, "its values are nested too deeply", _TOO_LARGE) from None
     return Document(data, lines)
 
 
@@ -104,16 +125,27 @@ def parse_scalar(text: str) -> Any:
     return parse_yaml(text, "command line").data
 
 
+def dump_yaml(data: Any) -> str:
+    """YAML that `parse_yaml` reads back as `data`: dicts with text keys, lists and scalars; one line per scalar."""
+    text: str = yaml.dump(data, Dumper=_Yaml12Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    return text
+
+
 def _build(
     loader: _Yaml12Loader, node: yaml.Node, path: str, lines: dict[str, int], source: str, parents: tuple[int, ...]
 ) -> Any:
+    where = f"{source}:{node.start_mark.line + 1}"
     if id(node) in parents:
-        raise RecipeError(f"{source}:{node.start_mark.line + 1}", f"{path} contains itself", "remove the alias")
+        raise RecipeError(where, f"{path} contains itself", "remove the alias")
+    if len(parents) > _MAX_DEPTH:
+        raise RecipeError(where, f"values are nested more than {_MAX_DEPTH} levels deep", _TOO_LARGE)
+    if len(lines) > _MAX_VALUES:
+        raise RecipeError(where, f"there are more than {_MAX_VALUES} values, aliases written out", _TOO_LARGE)
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(loader, node, where, path)
     inside = (*parents, id(node))
-    if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN_TAGS:
-        raise RecipeError(
-            f"{source}:{node.start_mark.line + 1}", f"the tag {node.tag} is not allowed", "remove the tag"
-        )
+    if node.tag not in (f"{_STANDARD}map", f"{_STANDARD}seq"):
+        raise _refused_tag(node, where)
     if isinstance(node, yaml.MappingNode):
         mapping: dict[str, Any] = {}
         for key_node, value_node in node.value:
@@ -125,14 +157,31 @@ def _build(
             lines[child] = line
             mapping[key] = _build(loader, value_node, child, lines, source, inside)
         return mapping
-    if isinstance(node, yaml.SequenceNode):
-        items = []
-        for index, item in enumerate(node.value):
-            child = f"{path}.{index}"
-            lines[child] = item.start_mark.line + 1
-            items.append(_build(loader, item, child, lines, source, inside))
-        return items
-    return loader.construct_object(node, deep=True)
+    items = []
+    for index, item in enumerate(node.value):
+        child = f"{path}.{index}"
+        lines[child] = item.start_mark.line + 1
+        items.append(_build(loader, item, child, lines, source, inside))
+    return items
+
+
+def _scalar(loader: _Yaml12Loader, node: yaml.ScalarNode, where: str, path: str) -> Any:
+    plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+    if node.tag not in (plain, f"{_STANDARD}str"):  # `!!int abc` as well
+        raise _refused_tag(node, where)
+    try:
+        value = loader.construct_object(node)
+    except ValueError:  # Python refuses to read thousands of digits
+        value = math.inf
+    if isinstance(value, float) and not math.isfinite(value):
+        shown = node.value if len(node.value) <= 20 else f"a number of {len(node.value)} digits"
+        raise RecipeError(f"{where}: {path}", f"{shown} is not a finite number", "give a finite one")
+    return value
+
+
+def _refused_tag(node: yaml.Node, where: str) -> RecipeError:
+    tag = node.tag.replace(_STANDARD, "!!")
+    return RecipeError(where, f"the tag {tag} is not allowed", "remove the tag; quotes make a value text")
 
 
 def _key(node: yaml.Node, source: str) -> str:

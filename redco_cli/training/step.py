@@ -43,7 +43,7 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         total, gradient_sum = _accumulate(loss, state, batch, key)
         gradient = jax.tree.map(lambda leaf: leaf / total.weight, gradient_sum)
-        mean, norm = total.sum / total.weight, optax.global_norm(gradient)
+        mean, norm = total.sum / total.weight, optax.tree.norm(gradient)
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 
 from redco_cli.errors import RecipeError
 from redco_cli.recipe.durations import Duration
@@ -25,7 +26,7 @@ class Timeline:
     """
 
     steps: int
-    steps_per_epoch: float | None
+    steps_per_epoch: Fraction | None
     warmup: int
     decay: int
     eval_every: int | None
@@ -47,7 +48,7 @@ def make_timeline(recipe: Recipe, train_examples: int | None, where: Callable[[s
     Raises:
         RecipeError: a duration cannot be converted, is zero where that makes no sense, or exceeds the run.
     """
-    per_epoch = None if train_examples is None else train_examples / recipe.train.global_batch_size
+    per_epoch = None if train_examples is None else Fraction(train_examples, recipe.train.global_batch_size)
 
     def steps_of(key: str, duration: Duration, total: int | None, least: int) -> int:
         try:

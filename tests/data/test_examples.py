@@ -64,6 +64,7 @@ def test_no_examples_are_refused(examples):
         (datasets.DatasetDict(), "an object of type DatasetDict is no sequence of examples"),
         (3, "an object of type int is no sequence of examples"),
         (["a", "b"], "the first example is of type str, not a dict"),
+        ([None], "the first example is of type NoneType, not a dict"),
         ({1, 2}, "the first example is of type int, not a dict"),
     ],
 )

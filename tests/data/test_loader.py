@@ -1,4 +1,5 @@
 import itertools
+import json
 import threading
 import time
 from contextlib import closing
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 from redco_cli.data.batch import BatchPlan, cut
 from redco_cli.data.loader import eval_batches, order, predict_batches, train_batches
+from redco_cli.data.source import load_source
 from redco_cli.errors import DataError, PluginError
+from redco_cli.recipe.schema import SourceSection
 
 WHERE = "plugins/p.py:3: collate_fn"
 
@@ -47,33 +50,48 @@ def ids(examples, plan, **changed):
 # Order.
 
 
+@settings(deadline=None)
 @given(n=st.integers(1, 300), seed=st.integers(0, 2**32 - 1), epoch=st.integers(0, 10**6))
 def test_each_epoch_is_a_permutation(n, seed, epoch):
-    indices = order(n, seed=seed, shuffle=True)
-    assert sorted(indices[epoch * n + offset] for offset in range(n)) == list(range(n))
+    index = order(n, seed=seed, shuffle=True)
+    assert sorted(index(epoch * n + offset) for offset in range(n)) == list(range(n))
+
+
+def test_each_epoch_of_very_many_examples_is_a_permutation(monkeypatch):
+    monkeypatch.setattr("redco_cli.data.loader._LARGEST_TABLE", 999)
+    for epoch in (0, 1, 77):
+        index = order(1000, seed=5, shuffle=True)
+        assert sorted(index(epoch * 1000 + offset) for offset in range(1000)) == list(range(1000))
+    assert 0 <= order(10**9, seed=5, shuffle=True)(10**12) < 10**9
 
 
 def test_epochs_and_seeds_differ_and_the_same_seed_does_not():
     def epoch(seed, number):
-        indices = order(100, seed=seed, shuffle=True)
-        return tuple(indices[number * 100 + offset] for offset in range(100))
+        index = order(100, seed=seed, shuffle=True)
+        return tuple(index(number * 100 + offset) for offset in range(100))
 
     assert len({epoch(seed, number) for seed in range(8) for number in range(8)}) == 64
     assert epoch(3, 5) == epoch(3, 5)
 
 
-def test_the_order_of_a_seed_never_changes():
-    """A run resumed under a newer redco, or a newer grain, reads on where it stopped."""
-    indices = order(10, seed=3, shuffle=True)
-    assert [indices[position] for position in range(20)] == [
+def test_the_order_of_a_seed_never_changes(monkeypatch):
+    """A run resumed under a newer redco, numpy or grain reads on where it stopped."""
+    index = order(10, seed=3, shuffle=True)
+    assert [index(position) for position in range(20)] == [
+        *(1, 5, 9, 0, 4, 7, 2, 8, 3, 6),
+        *(3, 0, 4, 8, 2, 7, 9, 6, 1, 5),
+    ]
+    monkeypatch.setattr("redco_cli.data.loader._LARGEST_TABLE", 9)
+    index = order(10, seed=3, shuffle=True)
+    assert [index(position) for position in range(20)] == [
         *(4, 6, 9, 7, 5, 3, 1, 8, 2, 0),
         *(8, 1, 3, 7, 9, 0, 5, 4, 2, 6),
     ]
 
 
 def test_without_shuffling_examples_come_as_they_are():
-    indices = order(5, seed=0, shuffle=False)
-    assert [indices[position] for position in range(12)] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+    index = order(5, seed=0, shuffle=False)
+    assert [index(position) for position in range(12)] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
 
 
 # Training batches.
@@ -84,8 +102,8 @@ def test_without_shuffling_examples_come_as_they_are():
 def test_batches_run_through_epochs_without_dropping_any_example(n, global_batch, shuffle):
     steps = 2 * n  # global_batch * steps is a multiple of n: whole epochs
     seen = ids(rows(n), BatchPlan(global_batch, 4), shuffle=shuffle, stop_step=steps).reshape(-1)
-    indices = order(n, seed=0, shuffle=shuffle)
-    assert seen.tolist() == [indices[position] for position in range(global_batch * steps)]
+    index = order(n, seed=0, shuffle=shuffle)
+    assert seen.tolist() == [index(position) for position in range(global_batch * steps)]
     for epoch in seen.reshape(-1, n):
         assert sorted(epoch) == list(range(n))
 
@@ -131,6 +149,17 @@ def test_starting_late_costs_no_reading():
 
     ids(Counting(rows(10)), BatchPlan(2, 2), start_step=10**12, stop_step=10**12 + 3)
     assert Counting.read == 6
+
+
+def test_what_a_stream_skips_is_not_collated():
+    sizes = []
+
+    def counting(examples):
+        sizes.append(len(examples))
+        return collate(examples)
+
+    ids(Endless(13), BatchPlan(4, 2), start_step=7, stop_step=9, collate=counting)
+    assert sizes == [4, 4]
 
 
 def test_a_run_without_an_end_goes_on():
@@ -227,14 +256,14 @@ def test_closing_stops_the_threads(make):
 
     def slow(examples):
         collated.append(1)
-        time.sleep(0.05)
+        time.sleep(0.3)
         return collate(examples)
 
     batches = train(make(100), BatchPlan(2, 2), collate=slow, workers=2)
     next(batches)
     began = time.perf_counter()
     batches.close()
-    assert time.perf_counter() - began < 0.04
+    assert time.perf_counter() - began < 0.2
     deadline = time.monotonic() + 10
     while any(thread.name.startswith("redco-data") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
@@ -284,6 +313,19 @@ def test_a_stream_that_cannot_be_read_again_is_refused():
         "data.train: the stream holds no examples in epoch 1\n"
         "  -> return an object whose __iter__ starts afresh each time"
     )
+
+
+# Through `datasets`.
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_loaded_data_comes_in_the_same_order_as_a_list_or_any_other_stream(tmp_path, streaming):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows(50)))
+    source = SourceSection(path="json", data_files="a.jsonl")
+    loaded = load_source(source, "data.train", streaming=streaming, directory=tmp_path, where=str)
+    expected = ids(Endless(50) if streaming else rows(50), BatchPlan(8, 4), stop_step=15)
+    np.testing.assert_array_equal(ids(loaded, BatchPlan(8, 4), stop_step=15), expected)
+    np.testing.assert_array_equal(ids(loaded, BatchPlan(8, 4), start_step=9, stop_step=15), expected[9:])
 
 
 # Evaluation and prediction.

@@ -39,7 +39,15 @@ _BART = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-_T5 = {"vocab_size": 64, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+_T5 = {
+    "vocab_size": 64,
+    "d_model": 16,
+    "d_kv": 4,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
 _VIT = {
     "hidden_size": 16,
     "num_hidden_layers": 2,
@@ -78,7 +86,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "projection_dim": 8,
     },
     "dinov2": {**_VIT, "mlp_ratio": 2},
-    "distilbert": {"vocab_size": 64, "dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 32, "max_position_embeddings": 40},
+    "distilbert": {
+        "vocab_size": 64,
+        "dim": 16,
+        "n_layers": 2,
+        "n_heads": 4,
+        "hidden_dim": 32,
+        "max_position_embeddings": 40,
+    },
     "electra": {**_BERT, "embedding_size": 8},
     "encoder-decoder": {
         "encoder": {**_BERT, "model_type": "bert"},
@@ -243,7 +258,9 @@ def torch_outputs(model: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.nda
 
     with torch.no_grad():
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
-        outputs = model(**{name: value.long() if value.dtype == torch.int32 else value for name, value in tensors.items()})
+        outputs = model(
+            **{name: value.long() if value.dtype == torch.int32 else value for name, value in tensors.items()}
+        )
     return {name: value.numpy() for name, value in outputs.items() if "logits" in name}
 
 

@@ -1,0 +1,168 @@
+"""Instruction tuning: which tokens carry loss, by marks and by comparison, and what is refused."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from redco_cli.errors import PluginError
+from redco_cli.models.byte_tokenizer import EOS, PAD, ByteTokenizer
+from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.plugin.parts import builtin
+
+instruct = builtin("instruct")
+
+TURNS = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yo"},
+    {"role": "user", "content": "1+1"},
+    {"role": "assistant", "content": "2"},
+]
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+MARKED = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}<e>"
+    "{% endgeneration %}{% else %}{{ m.content }}<e>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+FORGETFUL = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role != 'assistant' or loop.last %}{{ m.content }}{% endif %}<e>"
+    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def hf_tokenizer(template, merges=()):
+    """A byte-level BPE tokenizer of Hugging Face, made here."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = [*letters, *("".join(pair) for pair in merges), "<e>"]
+    bpe = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=list(merges)))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<e>", chat_template=template)
+
+
+def learned(tokenizer, row):
+    """The tokens of a row, those without loss in lower dots: what `redco validate` shows."""
+    return "".join("." if label == IGNORED_LABEL else tokenizer.decode([label], skip_special_tokens=False) for label in row)
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), hf_tokenizer(PLAIN), hf_tokenizer(MARKED)], ids="byte plain marked".split())
+def test_only_the_assistants_turns_and_their_end_are_learned(context, tokenizer):
+    end = tokenizer.eos_token
+    ctx = context("instruct", max_length=80, tokenizer=tokenizer)
+    batch = instruct.collate_fn(ctx, [{"messages": TURNS}])
+    said = tokenizer.decode([i for i in batch["input_ids"][0] if i != tokenizer.pad_token_id], skip_special_tokens=False)
+    assert said.rstrip("<e>").startswith(f"system: S{end}user: hi{end}assistant: yo{end}user: 1+1{end}assistant: 2".rstrip("<e>"))
+    prompt, middle = len("system: S-user: hi-assistant: "), len("user: 1+1-assistant: ")
+    assert learned(tokenizer, batch["labels"][0]) == (
+        "." * prompt + f"yo{end}" + "." * middle + f"2{end}" + "." * (80 - prompt - 3 - middle - 2)
+    )
+    assert batch["attention_mask"].sum() == prompt + 3 + middle + 2
+    assert {rows.shape for rows in batch.values()} == {(1, 80)}
+
+    last = instruct.collate_fn(context("instruct", max_length=80, tokenizer=tokenizer, train_on="last"), [{"messages": TURNS}])
+    assert learned(tokenizer, last["labels"][0]).strip(".") == f"2{end}"
+
+
+def test_a_token_that_merges_prompt_and_answer_is_learned(context):
+    tokenizer = hf_tokenizer(PLAIN, merges=[("Ġ", "2")])
+    ids, labels = instruct.encode_conversation(tokenizer, TURNS[3:], "all")
+    assert learned(tokenizer, labels) == "." * len("user: 1+1-assistant:") + " 2<e>"
+    assert len(ids) == len(labels)
+
+
+def test_prompt_and_response_are_a_conversation_of_two(context):
+    ctx = context("instruct", max_length=40, prompt="q", response="a")
+    pair = instruct.collate_fn(ctx, [{"q": "1+1", "a": "2"}])
+    turns = instruct.collate_fn(ctx, [{"messages": TURNS[3:]}])
+    assert all((pair[name] == turns[name]).all() for name in pair)
+
+
+def test_what_follows_the_last_answer_is_left_out(context):
+    ctx = context("instruct", max_length=80)
+    batch = instruct.collate_fn(ctx, [{"messages": [*TURNS, {"role": "user", "content": "bye"}]}, {"messages": TURNS}])
+    assert (batch["input_ids"][0] == batch["input_ids"][1]).all()
+
+
+def test_prediction_asks_for_the_last_answer(context):
+    ctx = context("instruct", max_length=34, stage="predict")
+    batch = instruct.collate_fn(ctx, [{"messages": TURNS[3:]}, {"messages": TURNS[3:4]}, {"prompt": "a" * 50}])
+    rows = [ctx.tokenizer.decode([i for i in row if i != PAD], skip_special_tokens=False) for row in batch["input_ids"]]
+    assert rows == ["user: 1+1<eos>assistant: "] * 2 + ["a" * 22 + "<eos>assistant: "]
+    assert batch["input_ids"][0, 0] == PAD
+    assert batch["attention_mask"].sum(1).tolist() == [21, 21, 34]
+    assert set(batch) == {"input_ids", "attention_mask"}
+    assert EOS not in batch["input_ids"][0, -2:]
+
+
+def test_the_last_answer_is_the_reference(context):
+    examples = [{"messages": TURNS}, {"prompt": "q", "response": "a"}]
+    assert instruct.metric_fn(context("instruct"), examples, ["2", "b"]) == {"exact_match": 0.5}
+
+
+def test_a_batch_without_a_label_is_refused_in_training_only(context):
+    examples = [{"prompt": "long" * 5, "response": "a"}, {"prompt": "long" * 6, "response": "a"}]
+    with pytest.raises(PluginError) as caught:
+        instruct.collate_fn(context("instruct", max_length=24), examples)
+    assert str(caught.value) == (
+        "collate_fn: nothing to learn: in a batch of 2 examples no token of an answer lies within data.max_length 24; "
+        "the longest conversation has 44 tokens\n"
+        "  -> raise data.max_length, or shorten the prompts; if the answers are empty, correct the data"
+    )
+    batch = instruct.collate_fn(context("instruct", max_length=24, stage="eval"), examples)
+    assert (batch["labels"] == IGNORED_LABEL).all()
+    kept = instruct.collate_fn(context("instruct", max_length=39), examples)
+    assert [learned(ByteTokenizer(), row).strip(".") for row in kept["labels"]] == ["a", ""]
+
+
+def test_a_tokenizer_without_a_template_is_refused(context):
+    with pytest.raises(PluginError) as caught:
+        instruct.collate_fn(context("instruct", tokenizer=hf_tokenizer(None)), [{"messages": TURNS}])
+    assert str(caught.value) == (
+        "collate_fn: the tokenizer PreTrainedTokenizerFast has no chat template\n  -> take an instruction-tuned model's "
+        "tokenizer (model.tokenizer), or add chat_template.jinja to the model's folder"
+    )
+
+
+def test_a_template_that_rewrites_history_needs_the_last_turn_only(context):
+    tokenizer = hf_tokenizer(FORGETFUL)
+    with pytest.raises(PluginError) as caught:
+        instruct.collate_fn(context("instruct", tokenizer=tokenizer), [{"messages": TURNS}])
+    assert str(caught.value) == (
+        "collate_fn: the chat template changes what comes before message 4 when more follows, so the tokens of the answer "
+        "cannot be told apart\n"
+        "  -> set plugin.options.train_on: last, or mark the answers with {% generation %} in the chat template"
+    )
+    ctx = context("instruct", max_length=80, tokenizer=tokenizer, train_on="last")
+    assert learned(tokenizer, instruct.collate_fn(ctx, [{"messages": TURNS}])["labels"][0]).strip(".") == "2<e>"
+
+
+@pytest.mark.parametrize("messages", ["hello", [{"role": "user", "text": "hi"}], [None]])
+def test_what_is_no_conversation_is_refused(context, messages):
+    with pytest.raises(PluginError) as caught:
+        instruct.collate_fn(context("instruct"), [{"messages": messages}])
+    assert str(caught.value) == (
+        f"collate_fn: 'messages' holds {str(messages)!r}, which is no conversation\n"
+        '  -> write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+    )
+
+
+def test_missing_columns_are_named(context):
+    with pytest.raises(PluginError) as caught:
+        instruct.collate_fn(context("instruct"), [{"question": "q"}])
+    assert str(caught.value) == (
+        "collate_fn: an example has no column 'messages'; it has 'question'\n"
+        "  -> name the right column in plugin.options, or rename it in the data"
+    )
+
+
+def test_name_tasks_have_one_right_answer_and_disjoint_names(context):
+    plugin = builtin("name_tasks")
+    answers = {question: answer("find_spec") for question, answer in plugin.TASKS.items()}
+    assert list(answers.values()) == ["FIND_SPEC", "FindSpec", "find spec", "find", "spec", "2"]
+    ctx = context("name_tasks", eval_examples=200)
+    train, evaluation = plugin.load_examples(ctx, "train"), plugin.load_examples(ctx, "eval")
+    name = lambda example: next(word for word in example["prompt"].rstrip("?").split() if "_" in word)  # noqa: E731
+    assert not set(map(name, train)) & set(map(name, evaluation))
+    assert len(evaluation) == 200
+    assert evaluation == plugin.load_examples(ctx, "eval")
+    assert len(train) > 20_000
