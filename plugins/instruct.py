@@ -105,7 +105,7 @@ def messages_of(options: Options, example: Example) -> Messages:
         return messages if answer is None else [*messages, {"role": ASSISTANT, "content": answer}]
     messages = example[options.messages]
     try:
-        turns = [index for index, message in enumerate(messages) if message["role"] == ASSISTANT and message["content"]]
+        turns = [index for index, message in enumerate(messages) if message["content"] and message["role"] == ASSISTANT]
     except (TypeError, KeyError):
         raise PluginError(
             "collate_fn",

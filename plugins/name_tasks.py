@@ -1,6 +1,6 @@
 """Instructions with one right answer, about names in the standard library. The built-in `instruct` on made-up examples.
 
-The names are those with two or three words in the source of the Python that runs this (`find_spec`). Which of them
+The names are those with two or three short words in the source of the Python that runs this (`find_spec`). Which of them
 are held out is decided by the name: training has never seen a name that evaluation asks about.
 """
 
@@ -27,6 +27,8 @@ TASKS: dict[str, Callable[[str], str]] = {
     "How many words has {}?": lambda name: str(len(name.split("_"))),
 }
 """What the user says to what the assistant has to answer."""
+LONGEST = 18
+"""Letters of the longest name asked about."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Options(instruct.Options):  # type: ignore[misc]  # a built-in plugin is l
 def load_examples(ctx: Context, split: str) -> Sequence[Example]:
     """Every question about every name: `prompt` and `response`. Evaluation asks a random selection."""
     source = "\n".join(standard_library().values())
-    names = sorted(set(re.findall(r"\b[a-z]{2,8}(?:_[a-z]{2,8}){1,2}\b", source)))
+    names = sorted({name for name in re.findall(r"\b[a-z]{2,8}(?:_[a-z]{2,8}){1,2}\b", source) if len(name) <= LONGEST})
     examples = [
         {ctx.options.prompt: question.format(name), ctx.options.response: answer(name)}
         for name in names

@@ -16,7 +16,7 @@ import typer
 import typer.core
 
 from redco_cli import __version__
-from redco_cli.console import masked_tokens, note, print_error, result, table
+from redco_cli.console import masked_tokens, note, prediction, print_error, result, table
 from redco_cli.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RedcoError
 from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
@@ -124,8 +124,8 @@ def predict(
     if as_json:
         result({"output": str(file), "examples": len(predictions), "predictions": predictions[:show]}, as_json)
         return
-    for prediction in predictions[:show]:
-        _show_prediction(prediction)
+    for line in predictions[:show]:
+        prediction(line["index"], line["example"], line["prediction"])
     result({"output": str(file), "examples": len(predictions)}, as_json)
 
 
@@ -184,10 +184,3 @@ def schema() -> None:
 def main() -> None:
     """The entry point."""
     app()
-
-
-def _show_prediction(line: dict[str, Any]) -> None:
-    example = line["example"]
-    text = next((example[name] for name in ("prompt", "text", "input", "source") if name in example), None)
-    title = f"[{line['index']}]" if text is None else f"[{line['index']}] {text}"
-    result({title: line["prediction"]}, False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -63,8 +64,11 @@ class Job:
         return Context(self.model, self.tokenizer, self.plugin.options, self.recipe, stage)
 
     def collate(self, stage: Stage) -> Collate:
-        """The plugin's `collate_fn` for a stage; what it returns is not checked."""
-        ctx = self.context(stage)
+        """The plugin's `collate_fn` for a stage; what it returns is not checked.
+
+        It runs in a thread of its own, beside others that decode: a fast tokenizer must not be shared between them.
+        """
+        ctx = replace(self.context(stage), tokenizer=copy.deepcopy(self.tokenizer))
         return lambda examples: call_collate(self.plugin, ctx, examples)
 
     @property

@@ -5,7 +5,18 @@ anywhere else (a file, a pipe, CI, `TERM=dumb`) the same is said in plain lines 
 """
 
 from redco_cli.console.progress import CountProgress, TrainProgress
-from redco_cli.console.screen import masked_tokens, note, open_console, print_error, result, stderr, stdout, table, warn
+from redco_cli.console.screen import (
+    masked_tokens,
+    note,
+    open_console,
+    prediction,
+    print_error,
+    result,
+    stderr,
+    stdout,
+    table,
+    warn,
+)
 
 __all__ = [
     "CountProgress",
@@ -13,6 +24,7 @@ __all__ = [
     "masked_tokens",
     "note",
     "open_console",
+    "prediction",
     "print_error",
     "result",
     "stderr",

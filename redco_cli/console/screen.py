@@ -25,6 +25,7 @@ from rich.text import Text
 from redco_cli.console.numbers import readable
 from redco_cli.errors import RedcoError
 
+_LONGEST_FIELD = 400
 Piece = str | tuple[str, str]
 """Text, or text with a rich style."""
 
@@ -124,6 +125,31 @@ def table(
     for row in (heads, *cells):
         aligned = (f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip(row, widths, right, strict=True))
         say(console, f"  {'  '.join(aligned)}".rstrip())
+
+
+def prediction(index: int, example: Mapping[str, Any], predicted: Any, console: Console | None = None) -> None:
+    """One prediction below the example it belongs to; a text that continues a `prompt` follows it without a break.
+
+    Args:
+        index: of the example.
+        example: its fields that can be shown.
+        predicted: text, or any JSON-able value.
+        console: where to; default: stdout.
+    """
+    console = console or stdout()
+    say(console, (f"--- {index} ---", "dim"))
+    if isinstance(predicted, str) and isinstance(example.get("prompt"), str):
+        say(console, (example["prompt"], "bold"), predicted)
+        return
+    for name, value in example.items():
+        say(console, (f"{name}: ", "dim"), _shortened(value))
+    text = predicted if isinstance(predicted, str) else json.dumps(_finite(predicted), ensure_ascii=False)
+    say(console, ("=> ", "bold"), text)
+
+
+def _shortened(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST_FIELD else f"{text[:_LONGEST_FIELD]}..."
 
 
 def masked_tokens(tokens: Sequence[str], weights: Sequence[bool], title: str, console: Console | None = None) -> None:

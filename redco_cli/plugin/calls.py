@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,12 @@ from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
+OWN_METRICS = frozenset({"loss", "weight", "grad_norm", "learning_rate", "skipped", "streak"})
+"""What the core itself records of a step: a plugin's metric of the same name would hide it, or be hidden."""
 
 
 def describe(batch: Any) -> str:
-    """The arrays of a batch in a line: `input_ids int32[8,128], labels int32[8,128]`."""
+    """The arrays of a batch in a line: `input_ids int32[8, 128], labels int32[8, 128]`."""
     flat, _ = jax.tree_util.tree_flatten_with_path(batch)
     return ", ".join(
         f"{jax.tree_util.keystr(path, simple=True, separator='.')} {jnp.dtype(leaf.dtype).name}{list(leaf.shape)}"
@@ -45,15 +47,33 @@ def call_loss(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, 
     with guarded(where, "loss_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
         value = plugin.loss_fn(ctx, params, batch, rng, train)
     if not isinstance(value, Loss):
-        mean = _scalar(value, where, "its return value", batch)
+        mean = _differentiable(value, where, "its return value", batch)
         examples = jnp.float32(jax.tree.leaves(batch)[0].shape[0])
         return Loss(mean * examples, examples)
     weight = jax.lax.stop_gradient(_scalar(value.weight, where, "Loss.weight", batch))
     metrics = {}
-    for name, metric in value.metrics.items():
+    for name, metric in _named(value.metrics, where).items():
         pair = metric if isinstance(metric, tuple) and len(metric) == 2 else (metric, weight)
         metrics[name] = tuple(jax.lax.stop_gradient(_scalar(part, where, f"the metric {name}", batch)) for part in pair)
-    return Loss(_scalar(value.sum, where, "Loss.sum", batch), weight, metrics)
+    return Loss(_differentiable(value.sum, where, "Loss.sum", batch), weight, metrics)
+
+
+def _named(metrics: Any, where: str) -> Mapping[str, Any]:
+    """Metrics by name, none of which the core uses itself."""
+    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+        raise PluginError(where, f"the metrics are {metrics!r:.60}, no dict by name", "return a dict of name to number")
+    taken = sorted(OWN_METRICS.intersection(metrics))
+    if taken:
+        raise PluginError(where, f"redco records {taken[0]} itself", f"give the metric {taken[0]} another name")
+    return metrics
+
+
+def _differentiable(value: Any, where: str, what: str, batch: Batch) -> jax.Array:
+    scalar = _scalar(value, where, what, batch)
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        problem = f"{what} is {jnp.result_type(value).name} on the batch {describe(batch)}, which has no gradient"
+        raise PluginError(where, problem, "return a float; count errors in metrics={...}")
+    return scalar
 
 
 def _scalar(value: Any, where: str, what: str, batch: Batch) -> jax.Array:
@@ -77,8 +97,8 @@ def call_predict(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batc
     size = jax.tree.leaves(batch)[0].shape[0]
     leaves = jax.tree.leaves(outputs)
     if not leaves or any(getattr(leaf, "shape", ())[:1] != (size,) for leaf in leaves):
-        found = ", ".join(str(list(getattr(leaf, "shape", ()))) for leaf in leaves) or "nothing"
-        problem = f"it returned arrays of shape {found} on the batch {describe(batch)}"
+        found = ", ".join(str(list(getattr(leaf, "shape", ()))) for leaf in leaves)
+        problem = f"it returned {f'shapes {found}' if leaves else 'nothing'} on the batch {describe(batch)}"
         raise PluginError(
             f"{plugin.file}: predict_fn", problem, f"return arrays whose leading dim is the batch, {size} here"
         )
@@ -95,7 +115,10 @@ def call_output(plugin: LoadedPlugin, ctx: Context, outputs: Any, size: int) -> 
         return [jax.tree.map(lambda leaf, row=row: leaf[row].tolist(), outputs) for row in range(size)]
     where = f"{plugin.file}: output_fn"
     with guarded(where, "output_fn", plugin.file, f"\n  on the outputs {describe(outputs)}"):
-        predictions = list(plugin.output_fn(ctx, outputs))
+        returned = plugin.output_fn(ctx, outputs)
+        if not isinstance(returned, Iterable) or isinstance(returned, str | Mapping):
+            raise PluginError(where, f"it returned {type(returned).__name__}", "return a list, one prediction per row")
+        predictions = list(returned)
     if len(predictions) != size:
         problem = f"it returned {len(predictions)} predictions for {size} examples"
         raise PluginError(where, problem, "return exactly one prediction per row")
@@ -121,10 +144,8 @@ def call_metric(
     where = f"{plugin.file}: metric_fn"
     with guarded(where, "metric_fn", plugin.file):
         metrics = plugin.metric_fn(ctx, examples, predictions)
-    if not isinstance(metrics, Mapping):
-        raise PluginError(where, f"it returned {type(metrics).__name__}", "return a dict of floats")
     try:
-        return {str(name): float(value) for name, value in metrics.items()}
+        return {name: float(value) for name, value in _named(metrics, where).items()}
     except (TypeError, ValueError) as error:
         raise PluginError(where, f"a metric is no number: {error}", "return a dict of floats") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Iterator
 
@@ -12,6 +13,8 @@ from redco_cli.errors import PluginError, RedcoError
 @contextlib.contextmanager
 def guarded(where: str, doing: str, file: str, given: str = "") -> Iterator[None]:
     """Turns what plugin code raises into a `PluginError` that names the plugin's own line.
+
+    A `sys.exit()` in a plugin is an error too: it would end the run as if all were done. Ctrl-C passes.
 
     Args:
         where: the place to name when no frame of the plugin is in the traceback.
@@ -23,14 +26,16 @@ def guarded(where: str, doing: str, file: str, given: str = "") -> Iterator[None
         yield
     except RedcoError:
         raise
-    except Exception as error:  # plugin code is the user's: whatever it raises is theirs to see, with its place
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
-        place = f"{file}:{frames[-1].lineno}: {frames[-1].name}" if frames else where
-        if isinstance(error, SyntaxError) and error.filename:
-            place = f"{file}:{error.lineno}"
+    except (Exception, SystemExit) as error:  # plugin code is the user's: whatever it raises is theirs to see
+        source = os.path.abspath(file)
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
+        if frames:
+            where = f"{file}:{frames[-1].lineno}: {frames[-1].name}"
+        elif isinstance(error, SyntaxError) and error.filename == source:
+            where = f"{file}:{error.lineno}"
         line = f" at `{frames[-1].line}`" if frames and frames[-1].line else ""
         message = "\n".join(str(error).strip().splitlines()[:6])
-        problem = f"{doing} raised {type(error).__name__}{line}: {message}{given}"
+        problem = f"{doing} raised {type(error).__name__}{line}{': ' if message else ''}{message}{given}"
         raise PluginError(
-            place, problem, "fix the plugin; `redco --traceback ...` shows the whole traceback"
+            where, problem, "fix the plugin; `redco --traceback ...` shows the whole traceback"
         ) from error

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
+import json
+import os
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -75,9 +78,9 @@ def load_plugin(section: PluginSection, directory: Path, where: Callable[[str], 
             not fit the plugin's `Options`.
     """
     module = _import(section.module, directory, where("plugin.module"))
-    file = _relative(module.__file__ or section.module)
+    file = _relative(getattr(module, "__file__", None) or section.module)
     functions = _functions(module, file)
-    return LoadedPlugin(section.module, file, _options(module, section.options, where), **functions)
+    return LoadedPlugin(section.module, file, _options(module, section.options, file, where), **functions)
 
 
 def _import(name: str, directory: Path, where: str) -> types.ModuleType:
@@ -87,22 +90,32 @@ def _import(name: str, directory: Path, where: str) -> types.ModuleType:
     if name.endswith(".py"):
         candidates = [directory / name, Path(name)]
         for path in candidates:
-            if path.is_file():
+            if os.path.isfile(path):
                 return _import_file(path.resolve(), where)
         looked = " and ".join(dict.fromkeys(str(path) for path in candidates))
         raise PluginError(where, f"no such plugin file: looked for {looked}", "correct the path")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        found = None
+    with guarded(where, "importing the plugin", f"{name.partition('.')[0]}/__init__.py"):
+        found = _find(name)
     if found is None:
         raise PluginError(
             where, f"{name} is neither a built-in plugin nor a module", did_you_mean(name, list(builtins))
         )
-    with guarded(where, "importing the plugin", found.origin or name):
+    with guarded(where, "importing the plugin", _relative(found.origin or name)):
         return importlib.import_module(name)
+
+
+def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+    """The module of that name, which imports the packages around it; None where there is none."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
+    except ValueError:  # `..a`, or no name at all
+        return None
 
 
 def _import_file(path: Path, where: str) -> types.ModuleType:
@@ -112,7 +125,7 @@ def _import_file(path: Path, where: str) -> types.ModuleType:
         raise PluginError(where, f"{path} is no Python file", "name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickled functions look their module up by name
-    with guarded(where, "importing the plugin", str(path)):
+    with guarded(where, "importing the plugin", _relative(str(path))):
         spec.loader.exec_module(module)
     return module
 
@@ -142,12 +155,16 @@ def _functions(module: types.ModuleType, file: str) -> dict[str, Callable[..., A
 def _signature_problem(function: Any, arguments: tuple[str, ...]) -> str:
     if not callable(function):
         return f"is {type(function).__name__}, not a function"
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C do not tell
+        return ""
+    wrong = any(own != name and own in arguments for name, own in zip(arguments, signature.parameters, strict=False))
     try:
         signature.bind(*arguments)
     except TypeError:
-        return f"takes {signature}, but is called with ({', '.join(arguments)})"
-    return ""
+        wrong = True
+    return f"takes {signature}, but is called with ({', '.join(arguments)})" if wrong else ""
 
 
 def _place(function: Any, name: str, file: str) -> str:
@@ -155,31 +172,38 @@ def _place(function: Any, name: str, file: str) -> str:
     return f"{file}:{code.co_firstlineno}: {name}" if code else f"{file}: {name}"
 
 
-def _options(module: types.ModuleType, given: Mapping[str, Any], where: Callable[[str], str]) -> Any:
+def _options(module: types.ModuleType, given: Mapping[str, Any], file: str, where: Callable[[str], str]) -> Any:
     options = getattr(module, "Options", None)
     if options is None:
         return types.MappingProxyType(dict(given))
+    place = f"{file}: Options"
     if not (isinstance(options, type) and dataclasses.is_dataclass(options)):
-        raise PluginError(module.__name__, "its Options is no dataclass", "decorate it with @dataclass(frozen=True)")
+        raise PluginError(place, "is no dataclass", "decorate it with @dataclass(frozen=True)")
     closed = pydantic.ConfigDict(extra="forbid", strict=True)
-    try:
+    with guarded(place, "Options", file):
         frozen = options.__dataclass_params__.frozen  # type: ignore[attr-defined]  # a subclass must agree with its base
-        checker = pydantic.dataclasses.dataclass(options, config=closed, frozen=frozen)
-        checked = checker(**given)
-    except pydantic.ValidationError as error:
-        known = [field.name for field in dataclasses.fields(options)]
-        raise PluginError.of([_option_problem(one, known, where) for one in error.errors()]) from None
-    return options(**{field.name: getattr(checked, field.name) for field in dataclasses.fields(options)})
+        checker = pydantic.TypeAdapter(pydantic.dataclasses.dataclass(options, config=closed, frozen=frozen))
+        try:
+            checked = checker.validate_json(json.dumps(given))  # as JSON, where a list may become a tuple
+        except pydantic.ValidationError as error:
+            known = [field.name for field in dataclasses.fields(options)]
+            raise PluginError.of([_option_problem(one, known, file, where) for one in error.errors()]) from None
+        return options(
+            **{field.name: getattr(checked, field.name) for field in dataclasses.fields(options) if field.init}
+        )
 
 
-def _option_problem(detail: Any, known: list[str], where: Callable[[str], str]) -> Problem:
-    name = str(detail["loc"][0]) if detail["loc"] else ""
-    place = where(f"plugin.options.{name}")
+def _option_problem(detail: Any, known: list[str], file: str, where: Callable[[str], str]) -> Problem:
+    path = [str(part) for part in detail["loc"]]
+    place, own = where(".".join(("plugin.options", *path))), len(path) == 1
+    declared = f"see Options in {file}"
     if detail["type"] == "unexpected_keyword_argument":
-        return Problem(place, "the plugin has no such option", did_you_mean(name, known))
+        return Problem(place, "the plugin has no such option", did_you_mean(path[-1], known) if own else declared)
     if detail["type"] in ("missing", "missing_argument"):
-        return Problem(place, "the plugin needs this option", f"add it under plugin.options; known: {', '.join(known)}")
-    return Problem(place, f"{detail['input']!r} given: {detail['msg']}", "see the Options of the plugin")
+        return Problem(place, "the plugin needs this option", f"add it; {declared}")
+    if detail["type"] == "value_error":
+        return Problem(place, f"{detail['ctx']['error']}", declared)
+    return Problem(place, f"{detail['input']!r} given: {detail['msg']}", declared)
 
 
 def _relative(file: str) -> str:

@@ -24,7 +24,7 @@ from redco_cli.job import Job, pass_size
 from redco_cli.plugin.calls import call_output, call_predict
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.recipe.paths import pin_paths
-from redco_cli.runtime.mesh import over_data, put, replicated
+from redco_cli.runtime.mesh import data_shards, over_data, put, replicated
 from redco_cli.runtime.program import Announce, Program
 
 Done = Callable[[int], None]
@@ -38,7 +38,7 @@ class Predictor:
         """Compiles nothing yet."""
         self._job = job
         self._mesh = mesh
-        self.batch_size = pass_size(job, mesh, "predict")
+        self._largest = pass_size(job, mesh, "predict")
         ctx, plugin, seed = job.context("predict"), job.plugin, job.recipe.seed
 
         def predict_step(params: Params, first: jax.Array, batch: Any) -> Any:
@@ -53,12 +53,13 @@ class Predictor:
         The sampling key of a batch follows from (seed, index of its first example), and batches are cut from index 0:
         starting elsewhere changes no prediction.
         """
-        aligned = start // self.batch_size * self.batch_size
+        batch_size = self.batch_size(len(examples))
+        aligned = start // batch_size * batch_size
         ctx, collate = self._job.context("predict"), self._job.collate("predict")
         batches = predict_batches(
             examples,
             collate,
-            self.batch_size,
+            batch_size,
             aligned,
             jax.process_index(),
             jax.process_count(),
@@ -74,6 +75,11 @@ class Predictor:
             for index, prediction in zip(indices, call_output(self._job.plugin, ctx, rows, size), strict=True):
                 if index >= start:
                     yield index, prediction
+
+    def batch_size(self, count: int) -> int:
+        """Examples per batch when `count` are predicted: no more than they fill, and a multiple of the devices."""
+        shards = data_shards(self._mesh)
+        return min(self._largest, -(-count // shards) * shards)
 
     def all(self, params: Params, examples: Sequence[Example], done: Done) -> list[Any]:
         """The predictions of all examples, in order."""
@@ -100,7 +106,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
     identity = {
         "recipe": pin_paths(job.loaded).recipe.model_dump(mode="json"),
         "parameters": origin,
-        "batch_size": predictor.batch_size,
+        "batch_size": predictor.batch_size(len(examples)),
         "examples": _fingerprint(examples),
     }
     try:

@@ -11,6 +11,9 @@ from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.load import load_recipe
 from redco_cli.recipe.shipped import shipped_plugins, shipped_recipes
 
+SCHEMA_NAME = "recipe.schema.json"
+"""The JSON Schema that the recipes beside it point editors to: the output of `redco schema`."""
+
 
 def copy_starter(directory: Path, name: str) -> list[Path]:
     """Copies a shipped recipe, its plugin and its data files into a directory, which is made if need be.
@@ -30,6 +33,7 @@ def copy_starter(directory: Path, name: str) -> list[Path]:
     source = recipes[name]
     plugin = shipped_plugins()[load_recipe(source, environ={}).recipe.plugin.module]
     companions = [path for path in source.parent.glob(f"{name}_*") if path.suffix != ".yaml"]
+    companions.append(source.parent / SCHEMA_NAME)
     files = {directory / source.name: source, directory / "plugins" / plugin.name: plugin}
     files |= {directory / path.name: path for path in companions}
     present = [str(path) for path in files if path.exists()]

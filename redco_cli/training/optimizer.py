@@ -54,26 +54,17 @@ def make_optimizer(train: TrainSection, schedule: Schedule) -> optax.GradientTra
     `adafactor` (Shazeer and Stern, 2018) is used without its scaling by the size of the parameter, so that the learning
     rate means what it says; `muon` (Jordan et al., 2024) takes matrices and leaves the rest to adamw.
     """
-    decay = train.weight_decay
-    if train.optimizer == "muon":
-        return optax.contrib.muon(
-            schedule,
-            beta=train.b1,
-            weight_decay=decay,
-            weight_decay_mask=decay_mask,
-            adam_b1=train.b1,
-            adam_b2=train.b2,
-            adam_weight_decay=decay,
-        )
+    adam = {"adam_b1": train.b1, "adam_b2": train.b2}
     directions = {
         "adamw": lambda: optax.scale_by_adam(train.b1, train.b2, train.eps),
         "lion": lambda: optax.scale_by_lion(train.b1, train.b2),
         "adafactor": lambda: optax.chain(optax.adafactor(None, multiply_by_parameter_scale=False), optax.scale(-1)),
         "sgd": lambda: optax.trace(train.b1),
+        "muon": lambda: optax.chain(optax.contrib.muon(1.0, beta=train.b1, **adam), optax.scale(-1)),
     }
     return optax.chain(
         directions[train.optimizer](),
-        optax.add_decayed_weights(decay, decay_mask),
+        optax.add_decayed_weights(train.weight_decay, decay_mask),
         optax.scale_by_learning_rate(schedule),
     )
 

@@ -42,16 +42,24 @@ def hf_tokenizer(template, merges=()):
 
 def learned(tokenizer, row):
     """The tokens of a row, those without loss in lower dots: what `redco validate` shows."""
-    return "".join("." if label == IGNORED_LABEL else tokenizer.decode([label], skip_special_tokens=False) for label in row)
+    return "".join(
+        "." if label == IGNORED_LABEL else tokenizer.decode([label], skip_special_tokens=False) for label in row
+    )
 
 
-@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), hf_tokenizer(PLAIN), hf_tokenizer(MARKED)], ids="byte plain marked".split())
+@pytest.mark.parametrize(
+    "tokenizer", [ByteTokenizer(), hf_tokenizer(PLAIN), hf_tokenizer(MARKED)], ids="byte plain marked".split()
+)
 def test_only_the_assistants_turns_and_their_end_are_learned(context, tokenizer):
     end = tokenizer.eos_token
     ctx = context("instruct", max_length=80, tokenizer=tokenizer)
     batch = instruct.collate_fn(ctx, [{"messages": TURNS}])
-    said = tokenizer.decode([i for i in batch["input_ids"][0] if i != tokenizer.pad_token_id], skip_special_tokens=False)
-    assert said.rstrip("<e>").startswith(f"system: S{end}user: hi{end}assistant: yo{end}user: 1+1{end}assistant: 2".rstrip("<e>"))
+    said = tokenizer.decode(
+        [i for i in batch["input_ids"][0] if i != tokenizer.pad_token_id], skip_special_tokens=False
+    )
+    assert said.rstrip("<e>").startswith(
+        f"system: S{end}user: hi{end}assistant: yo{end}user: 1+1{end}assistant: 2".rstrip("<e>")
+    )
     prompt, middle = len("system: S-user: hi-assistant: "), len("user: 1+1-assistant: ")
     assert learned(tokenizer, batch["labels"][0]) == (
         "." * prompt + f"yo{end}" + "." * middle + f"2{end}" + "." * (80 - prompt - 3 - middle - 2)
@@ -59,7 +67,9 @@ def test_only_the_assistants_turns_and_their_end_are_learned(context, tokenizer)
     assert batch["attention_mask"].sum() == prompt + 3 + middle + 2
     assert {rows.shape for rows in batch.values()} == {(1, 80)}
 
-    last = instruct.collate_fn(context("instruct", max_length=80, tokenizer=tokenizer, train_on="last"), [{"messages": TURNS}])
+    last = instruct.collate_fn(
+        context("instruct", max_length=80, tokenizer=tokenizer, train_on="last"), [{"messages": TURNS}]
+    )
     assert learned(tokenizer, last["labels"][0]).strip(".") == f"2{end}"
 
 
@@ -128,7 +138,7 @@ def test_a_template_that_rewrites_history_needs_the_last_turn_only(context):
     with pytest.raises(PluginError) as caught:
         instruct.collate_fn(context("instruct", tokenizer=tokenizer), [{"messages": TURNS}])
     assert str(caught.value) == (
-        "collate_fn: the chat template changes what comes before message 4 when more follows, so the tokens of the answer "
+        "collate_fn: the chat template changes what comes before message 3 when more follows, so the tokens of the answer "
         "cannot be told apart\n"
         "  -> set plugin.options.train_on: last, or mark the answers with {% generation %} in the chat template"
     )

@@ -10,7 +10,7 @@ from redco_cli.plugin.parts import builtin, held_out, standard_library
 
 
 def text_of(ids):
-    return "".join(chr(i) if i < 256 else {PAD: "_", EOS: "$", IGNORED_LABEL: "."}[i] for i in ids)
+    return "".join(chr(i) if 0 <= i < 256 else {PAD: "_", EOS: "$", IGNORED_LABEL: "."}[i] for i in ids)
 
 
 def test_causal_lm_ends_cuts_and_pads(context):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-PLUGIN = '''
+PLUGIN = """
 import numpy as np
 import flax.linen as nn
 from redco_cli.plugin.contract import Loss
@@ -51,7 +51,7 @@ def predict_fn(ctx, params, batch, rng):
 
 def metric_fn(ctx, examples, predictions):
     return {"exact": sum(e["y"] == p for e, p in zip(examples, predictions, strict=True)) / len(examples)}
-'''
+"""
 
 RECIPE = """
 plugin: {module: plugin.py}

@@ -117,7 +117,9 @@ def test_a_scheduler_gets_its_exit_code(number: int) -> None:
 
 @pytest.mark.usefixtures("project")
 def test_newest_and_best_checkpoints_stay() -> None:
-    outcome = train("recipe.yaml", ["checkpoint.keep=1", "eval.every=2", "checkpoint.every=2", "train.learning_rate=1.0"])
+    outcome = train(
+        "recipe.yaml", ["checkpoint.keep=1", "eval.every=2", "checkpoint.every=2", "train.learning_rate=1.0"]
+    )
     evaluated = losses("run", "eval")
     del evaluated[0]
     best = min(evaluated, key=evaluated.__getitem__)
@@ -142,7 +144,7 @@ def test_a_changed_recipe_is_refused() -> None:
 @pytest.mark.usefixtures("project")
 def test_resume_never_and_by_path() -> None:
     train("recipe.yaml", ["train.steps=10", "checkpoint.keep=2"])
-    with pytest.raises(RedcoError, match="command line: checkpoint.resume: never, but .*checkpoint-10 exists"):
+    with pytest.raises(RedcoError, match=r"command line: checkpoint\.resume: never, but .*checkpoint-10 exists"):
         train("recipe.yaml", ["train.steps=10", "checkpoint.resume=never"])
     again = train("recipe.yaml", ["train.steps=10", "checkpoint.resume=run/checkpoint-5", "output_dir=other"])
     assert again.step == 10
@@ -174,7 +176,9 @@ def test_a_loss_that_is_not_finite_is_skipped_then_ends_the_run(
 def test_one_bad_batch_leaves_the_parameters_alone(project: Path) -> None:
     """A NaN in one example of 40: the steps that meet it are skipped, the others train."""
     text = (project / "plugin.py").read_text()
-    (project / "plugin.py").write_text(text.replace('"x": x[i],', '"x": x[i] * (np.nan if i == 5 and split == "train" else 1),'))
+    (project / "plugin.py").write_text(
+        text.replace('"x": x[i],', '"x": x[i] * (np.nan if i == 5 and split == "train" else 1),')
+    )
     outcome = train("recipe.yaml")
     records = [record for record in comparable("run") if record["kind"] == "train"]
     skipped = [record["step"] for record in records if record["loss"] is None]

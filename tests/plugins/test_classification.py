@@ -1,0 +1,179 @@
+"""Texts and images: batches, losses against PyTorch, metrics against scikit-learn, labels that are refused."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+
+from redco_cli.errors import PluginError
+from redco_cli.models.byte_tokenizer import PAD, SEP
+from redco_cli.plugin.parts import builtin
+
+text, image = builtin("text_classification"), builtin("image_classification")
+CLASSES = {"id2label": {0: "no", 1: "yes"}, "num_labels": 2, "problem_type": None}
+NUMBER = {"id2label": {0: "LABEL_0"}, "num_labels": 1, "problem_type": None}
+
+
+def test_text_batches(context, logits_model):
+    ctx = context("text_classification", max_length=4, model=logits_model(**CLASSES), label="y", text_pair="also")
+    batch = text.collate_fn(ctx, [{"text": "ab", "also": "c", "y": "yes"}, {"text": "abcdef", "also": "g", "y": 0}])
+    assert batch["input_ids"].tolist() == [[97, 98, SEP, 99], [97, 98, 99, 100]]
+    assert batch["labels"].tolist() == [1, 0]
+    ctx = context("text_classification", max_length=4, model=logits_model(**CLASSES), stage="predict")
+    batch = text.collate_fn(ctx, [{"text": "ab"}])
+    assert {name: rows.tolist() for name, rows in batch.items()} == {
+        "input_ids": [[97, 98, PAD, PAD]],
+        "attention_mask": [[1, 1, 0, 0]],
+    }
+
+
+def test_text_classification_loss_and_predictions(context, logits_model):
+    ctx = context("text_classification", max_length=4, model=logits_model(**CLASSES))
+    batch = text.collate_fn(ctx, [{"text": "a", "label": "yes"}, {"text": "b", "label": "yes"}])
+    logits = np.array([[0.5, 2.0], [1.0, -1.0]], np.float32)
+    loss = text.loss_fn(ctx, jnp.array(logits), batch, None, True)
+    expected = torch.nn.functional.cross_entropy(torch.tensor(logits), torch.tensor([1, 1]), reduction="sum")
+    assert loss.sum == pytest.approx(expected.item(), rel=1e-6)
+    assert (loss.weight, loss.metrics["accuracy"]) == (2, 1)
+    predictions = text.output_fn(ctx, np.array(text.predict_fn(ctx, jnp.array(logits), batch, None)))
+    assert [prediction["label"] for prediction in predictions] == ["yes", "no"]
+    assert predictions[1]["probability"] == pytest.approx(1 / (1 + np.exp(-2)), rel=1e-6)
+    assert set(ctx.model.calls[0][1]) == {"input_ids", "attention_mask", "rng", "train"}
+
+
+def test_text_regression_loss_and_metrics(context, logits_model):
+    ctx = context("text_classification", max_length=4, model=logits_model(**NUMBER))
+    examples = [{"text": "a", "label": 1}, {"text": "b", "label": -0.5}, {"text": "c", "label": 2.0}]
+    batch = text.collate_fn(ctx, examples)
+    assert batch["labels"].dtype == np.float32
+    logits = np.array([[0.5], [0.0], [3.0]], np.float32)
+    loss = text.loss_fn(ctx, jnp.array(logits), batch, None, True)
+    assert (loss.sum, loss.weight, loss.metrics["absolute_error"]) == (0.25 + 0.25 + 1.0, 3, 2.0)
+    predictions = text.output_fn(ctx, np.array(text.predict_fn(ctx, jnp.array(logits), batch, None)))
+    assert predictions == [0.5, 0.0, 3.0]
+    metrics = text.metric_fn(ctx, examples, predictions)
+    assert metrics["pearson"] == pytest.approx(np.corrcoef(logits[:, 0], batch["labels"])[0, 1])
+    assert metrics["mean_absolute_error"] == pytest.approx(2 / 3)
+    assert np.isnan(text.metric_fn(ctx, examples, [1.0, 1.0, 1.0])["pearson"])
+
+
+def test_classification_metrics_agree_with_scikit_learn():
+    rng = np.random.default_rng(0)
+    labels, predicted = rng.integers(0, 6, 100), rng.integers(1, 7, 100)
+    assert text.classification_metrics(predicted, labels) == {
+        "accuracy": pytest.approx(sklearn.metrics.accuracy_score(labels, predicted)),
+        "macro_f1": pytest.approx(sklearn.metrics.f1_score(labels, predicted, average="macro", zero_division=0.0)),
+    }
+
+
+def test_an_unknown_class_is_refused(context, logits_model):
+    with pytest.raises(PluginError) as caught:
+        text.collate_fn(
+            context("text_classification", model=logits_model(**CLASSES)), [{"text": "a", "label": "maybe"}]
+        )
+    assert str(caught.value) == (
+        "collate_fn: the label 'maybe' is none of the model's classes: no, yes\n"
+        "  -> list every class in model.config.id2label, or correct the data"
+    )
+
+
+def test_several_labels_per_text_are_refused(context, logits_model):
+    model = logits_model(**CLASSES | {"problem_type": "multi_label_classification"})
+    with pytest.raises(PluginError) as caught:
+        text.collate_fn(context("text_classification", model=model), [{"text": "a", "label": 0}])
+    assert str(caught.value) == (
+        "text_classification: problem_type: multi_label_classification is given, but this plugin gives a text one label\n"
+        "  -> use single_label_classification, or write a plugin with a loss per label"
+    )
+
+
+def test_keyword_questions_ask_for_what_the_parser_says():
+    source = "import os\nclass A(B):\n    def f(self):\n        if x:\n            return 1\n        elif y:\n            raise E\n"
+    assert dict(builtin("statements").keyword_questions(source)) == {
+        "_ os": "import",
+        "_ A(B):": "class",
+        "_ f(self):": "def",
+        "_ x:": "if",
+        "_ 1": "return",
+        "_ E": "raise",
+    }
+
+
+def test_node_questions_are_statements_of_one_line():
+    source = "x = 1\nif x: pass\ny = (2,\n  3)\nx; y\n"
+    assert dict(builtin("statements").node_questions(source)) == {"x = 1": 0.4, "if x: pass": 0.4}
+
+
+@pytest.mark.parametrize("question", ["keyword", "nodes"])
+def test_statements_are_disjoint_and_reproducible(context, question, monkeypatch):
+    plugin = builtin("statements")
+    few = {name: plugin.standard_library()[name] for name in ("argparse", "json.decoder", "tarfile")}
+    monkeypatch.setattr(plugin, "standard_library", lambda: few)
+    ctx = context("statements", question=question, eval_examples=50)
+    train, evaluation = plugin.load_examples(ctx, "train"), plugin.load_examples(ctx, "eval")
+    lines = [example["text"] for example in train]
+    assert len(set(lines)) == len(lines) > 900
+    assert not set(lines) & {example["text"] for example in evaluation}
+    assert len(evaluation) == 50
+    assert evaluation == plugin.load_examples(ctx, "eval")
+
+
+def test_digits_are_split_by_class(context):
+    ctx = context("image_classification")
+    train, evaluation = image.load_examples(ctx, "train"), image.load_examples(ctx, "eval")
+    counts = [np.bincount([example["label"] for example in split]) for split in (train, evaluation)]
+    assert (len(train), len(evaluation)) == (1433, 364)
+    assert (abs(counts[0] - 4 * counts[1]) <= 4).all()
+    seen = {example["image"].tobytes() for example in train}
+    assert not any(example["image"].tobytes() in seen for example in evaluation)
+    assert {example["image"].shape for example in train} == {(8, 8, 1)}
+
+
+def test_digits_need_scikit_learn(context, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(PluginError) as caught:
+        image.load_examples(context("image_classification"), "train")
+    assert str(caught.value) == (
+        'load_examples: the digits come with scikit-learn, which is not installed\n  -> pip install "redco[digits]"'
+    )
+
+
+def test_images_are_moved_by_at_most_the_shift_and_lose_nothing_else():
+    images = jnp.zeros((64, 8, 8, 1)).at[:, 3, 4].set(1.0)
+    moved = np.array(image.shifted(images, 1, jax.random.key(0)))
+    places = [tuple(int(i[0]) for i in np.nonzero(one[..., 0])) for one in moved]
+    assert set(places) == {(row, column) for row in (2, 3, 4) for column in (3, 4, 5)}
+    assert moved.sum() == 64
+    edge = np.array(image.shifted(jnp.ones((1, 8, 8, 1)), 2, jax.random.key(1)))
+    assert set(np.unique(edge)) <= {0.0, 1.0}
+
+
+def test_image_batches_come_from_arrays_or_from_a_processor(context, logits_model):
+    arrays = [{"image": np.full((8, 8, 1), value, np.float32), "label": value} for value in (1, 0)]
+    ctx = context("image_classification", model=logits_model())
+    ctx = type(ctx)(ctx.model, None, ctx.options, ctx.recipe)
+    batch = image.collate_fn(ctx, arrays)
+    assert (batch["pixel_values"].shape, batch["labels"].tolist()) == ((2, 8, 8, 1), [1, 0])
+    loss = image.loss_fn(ctx, jnp.zeros((2, 10)), batch, jax.random.key(0), True)
+    assert loss.sum / loss.weight == pytest.approx(np.log(10), rel=1e-6)
+    assert not np.array_equal(ctx.model.calls[0][0][0], batch["pixel_values"])
+    image.loss_fn(ctx, jnp.zeros((2, 10)), batch, jax.random.key(0), False)
+    assert np.array_equal(ctx.model.calls[1][0][0], batch["pixel_values"])
+
+    def processor(images, return_tensors):
+        return {"pixel_values": np.stack([one.transpose(2, 0, 1) for one in images])}
+
+    ctx = type(ctx)(ctx.model, processor, ctx.options, ctx.recipe, "predict")
+    assert {name: rows.shape for name, rows in image.collate_fn(ctx, arrays).items()} == {"pixel_values": (2, 1, 8, 8)}
+
+
+def test_the_network_classifies_images_of_its_options(context):
+    ctx = context("image_classification", channels=4, classes=3)
+    module = image.build_model(ctx)
+    shapes = jax.eval_shape(lambda: module.init_with_output(jax.random.key(0), jnp.zeros((2, 8, 8, 1))))
+    assert shapes[0].shape == (2, 3)
+    assert image.metric_fn(ctx, [{"label": 1}, {"label": 2}], [1, 1]) == {"test_accuracy": 0.5}

@@ -1,0 +1,184 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from redco_cli.errors import RecipeError
+from redco_cli.recipe.yaml12 import dump_yaml, parse_scalar, parse_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("1E5", 1e5),
+        ("-2.5e+3", -2500.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("0", 0),
+        ("-7", -7),
+        ("+7", 7),
+        ("017", 17),
+        ("0o17", 15),
+        ("0x1F", 31),
+        ("true", True),
+        ("FALSE", False),
+        ("null", None),
+        ("~", None),
+        ("", None),
+    ],
+)
+def test_scalars_are_those_of_yaml_1_2(text, value):
+    parsed = parse_yaml(f"k: {text}\n", "f").data["k"]
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no",
+        "yes",
+        "on",
+        "off",
+        "Yes",
+        "OFF",
+        "y",
+        "n",
+        "1_000",
+        "1:30",
+        "0b1",
+        "-0x1F",
+        "1e",
+        "e5",
+        "2020-01-01",
+        "tRue",
+    ],
+)
+def test_what_only_yaml_1_1_reads_as_something_else_is_text(text):
+    assert parse_yaml(f"k: {text}\n", "f").data["k"] == text
+
+
+@pytest.mark.parametrize("text", ['"1e-5"', "'true'", '"null"', '"3"', "!!str 3"])
+def test_quotes_make_text(text):
+    value = parse_scalar(text)
+    assert isinstance(value, str)
+    assert value == text.strip("\"'").removeprefix("!!str ")
+
+
+def test_keys_are_text_as_written():
+    assert parse_yaml("id2label: {0: no, 1: yes, 1e-5: x, ~: y}\n", "f").data == {
+        "id2label": {"0": "no", "1": "yes", "1e-5": "x", "~": "y"}
+    }
+
+
+def test_lines_of_keys_and_items():
+    text = "# a remark\na:\n  b:\n    - x\n    - {c: 1,\n       d: 2}\n  e: |\n    text\n    more\nf: [1,\n  2]\n"
+    document = parse_yaml(text, "f")
+    assert document.data == {"a": {"b": ["x", {"c": 1, "d": 2}], "e": "text\nmore\n"}, "f": [1, 2]}
+    assert document.lines == {
+        "a": 2,
+        "a.b": 3,
+        "a.b.0": 4,
+        "a.b.1": 5,
+        "a.b.1.c": 5,
+        "a.b.1.d": 6,
+        "a.e": 7,
+        "f": 10,
+        "f.0": 10,
+        "f.1": 11,
+    }
+
+
+def test_an_empty_document_is_none():
+    assert parse_yaml("# nothing\n", "f").data is None
+
+
+def test_an_alias_is_a_copy():
+    data = parse_yaml("a: &x [1]\nb: *x\n", "f").data
+    assert data == {"a": [1], "b": [1]}
+    assert data["a"] is not data["b"]
+
+
+TAG = "remove the tag; quotes make a value text"
+LARGE = "a recipe is small: put data into a file of its own, and name that file"
+SYNTAX = "check the indentation and quotes near that line"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "f:3: a: already given on line 1\n  -> keep one of the two"),
+        ("t:\n  s: 1\n  s: 2\n", "f:3: t.s: already given on line 2\n  -> keep one of the two"),
+        ("0: a\n'0': b\n", "f:2: 0: already given on line 1\n  -> keep one of the two"),
+        ("? [a, b]\n: 1\n", "f:1: a key must be text\n  -> remove the brackets around the key"),
+        ("a: !!python/object:os.system x\n", f"f:1: the tag !!python/object:os.system is not allowed\n  -> {TAG}"),
+        (
+            "a: 1\nb: !!python/object/apply:os.system [ls]\n",
+            f"f:2: the tag !!python/object/apply:os.system is not allowed\n  -> {TAG}",
+        ),
+        ("a: !!python/name:os.system\n", f"f:1: the tag !!python/name:os.system is not allowed\n  -> {TAG}"),
+        ("a: !mine {b: 1}\n", f"f:1: the tag !mine is not allowed\n  -> {TAG}"),
+        ("a: !!set {b, c}\n", f"f:1: the tag !!set is not allowed\n  -> {TAG}"),
+        ("a: !!binary aGk=\n", f"f:1: the tag !!binary is not allowed\n  -> {TAG}"),
+        ("a: !!int abc\n", f"f:1: the tag !!int is not allowed\n  -> {TAG}"),
+        ("a: !!bool abc\n", f"f:1: the tag !!bool is not allowed\n  -> {TAG}"),
+        ("a: &x [1, *x]\n", "f:1: a.1 contains itself\n  -> remove the alias"),
+        ("a: &x\n  b: *x\n", "f:1: a.b contains itself\n  -> remove the alias"),
+        (
+            "a: *nowhere\n",
+            f"f:1: not valid YAML: found undefined alias 'nowhere'\n  -> {SYNTAX}",
+        ),
+        (
+            "a:\n\tb: 1\n",
+            f"f:2: not valid YAML: while scanning for the next token found character '\\t' that cannot start any token"
+            f"\n  -> {SYNTAX}",
+        ),
+        (
+            "a: [1, 2\n",
+            f"f:2: not valid YAML: while parsing a flow sequence expected ',' or ']', but got '<stream end>'\n"
+            f"  -> {SYNTAX}",
+        ),
+        (
+            "a: 1\n---\nb: 2\n",
+            f"f:2: not valid YAML: expected a single document in the stream but found another document\n  -> {SYNTAX}",
+        ),
+        (
+            "a: \0\n",
+            "f: not valid YAML: unacceptable character #x0000: special characters are not allowed\n"
+            "  -> save the recipe as plain UTF-8 text",
+        ),
+        ("a:\n  b: .nan\n", "f:2: a.b: .nan is not a finite number\n  -> give a finite one"),
+        ("a: [1, -.inf]\n", "f:1: a.1: -.inf is not a finite number\n  -> give a finite one"),
+        ("a: 1e999\n", "f:1: a: 1e999 is not a finite number\n  -> give a finite one"),
+        (f"a: {'9' * 5000}\n", "f:1: a: a number of 5000 digits is not a finite number\n  -> give a finite one"),
+        (f"a: {'[' * 70}{']' * 70}\n", f"f:1: values are nested more than 64 levels deep\n  -> {LARGE}"),
+        (f"a: {'[' * 5000}{']' * 5000}\n", f"f: its values are nested too deeply\n  -> {LARGE}"),
+    ],
+)
+def test_refusals(text, message):
+    with pytest.raises(RecipeError) as caught:
+        parse_yaml(text, "f")
+    assert str(caught.value) == message
+
+
+def test_aliases_that_multiply_are_refused_before_memory_is_full():
+    bombs = [f"{name}: &{name} [{', '.join(9 * [f'*{inner}'])}]\n" for inner, name in zip("abcdefgh", "bcdefghi")]
+    with pytest.raises(RecipeError) as caught:
+        parse_yaml("a: &a [1, 2]\n" + "".join(bombs), "f")
+    assert str(caught.value) == f"f:1: there are more than 100000 values, aliases written out\n  -> {LARGE}"
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+
+
+@given(st.dictionaries(st.text(), TREES))
+def test_what_is_dumped_is_read_back(tree):
+    assert parse_yaml(dump_yaml(tree), "f").data == tree
+
+
+@pytest.mark.parametrize("text", ["1e-5", "0o17", "08", "no", "null", "", "a\nb: c\n", "2020-01-01", "# x", "\u2028"])
+def test_text_stays_text_on_one_line(text):
+    dumped = dump_yaml({"k": text, "l": 1})
+    assert parse_yaml(dumped, "f").data == {"k": text, "l": 1}
+    assert len(dumped.splitlines()) == 2

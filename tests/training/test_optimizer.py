@@ -1,0 +1,87 @@
+"""Schedules against their formulas, optimizers against plain optax."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from redco_cli.recipe.schema import TrainSection
+from redco_cli.training.optimizer import decay_mask, make_optimizer, make_schedule, with_clipping
+
+PEAK, STEPS, WARMUP, DECAY = 0.1, 100, 10, 20
+EXPECTED = {
+    "constant": lambda t: 1.0,
+    "linear": lambda t: 1 + (0.1 - 1) * (t - WARMUP) / (STEPS - WARMUP),
+    "cosine": lambda t: 0.1 + 0.9 * (1 + np.cos(np.pi * (t - WARMUP) / (STEPS - WARMUP))) / 2,
+    "wsd": lambda t: 1.0 if t < STEPS - DECAY else 1 + (0.1 - 1) * (t - (STEPS - DECAY)) / DECAY,
+    "inverse_sqrt": lambda t: np.sqrt(WARMUP / t),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_schedules_follow_their_formulas(name: str) -> None:
+    train = TrainSection(learning_rate=PEAK, schedule=name, final_learning_rate=0.1)
+    schedule = make_schedule(train, steps=STEPS, warmup=WARMUP, decay=DECAY)
+    for t in range(STEPS + 1):
+        factor = t / WARMUP if t < WARMUP else EXPECTED[name](t)
+        np.testing.assert_allclose(schedule(t), PEAK * factor, rtol=1e-5, err_msg=f"step {t}")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_without_warmup_the_first_step_has_the_peak(name: str) -> None:
+    schedule = make_schedule(TrainSection(learning_rate=PEAK, schedule=name), steps=STEPS, warmup=0, decay=DECAY)
+    np.testing.assert_allclose(schedule(0), PEAK, rtol=1e-6)
+    assert float(schedule(STEPS)) <= PEAK * 1.000001
+
+
+PARAMS = {"w": jnp.arange(12.0).reshape(3, 4) / 10, "b": jnp.ones(4)}
+GRADIENT = {"w": jnp.cos(jnp.arange(12.0)).reshape(3, 4), "b": jnp.array([0.5, -1.0, 2.0, 0.0])}
+PLAIN = {
+    "adamw": lambda lr: optax.adamw(lr, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.1, mask=decay_mask),
+    "lion": lambda lr: optax.lion(lr, b1=0.8, b2=0.95, weight_decay=0.1, mask=decay_mask),
+    "sgd": lambda lr: optax.chain(optax.trace(0.8), optax.add_decayed_weights(0.1, decay_mask), optax.scale(-lr)),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_optimizers_equal_plain_optax(name: str) -> None:
+    train = TrainSection(optimizer=name, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.1)
+    ours, plain = make_optimizer(train, optax.constant_schedule(0.01)), PLAIN[name](0.01)
+    results = []
+    for optimizer in (ours, plain):
+        params, state = PARAMS, optimizer.init(PARAMS)
+        for _ in range(3):
+            updates, state = optimizer.update(GRADIENT, state, params)
+            params = optax.apply_updates(params, updates)
+        results.append(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), *results)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor", "sgd", "muon"])
+def test_every_optimizer_lowers_a_quadratic_and_decays_matrices_only(name: str) -> None:
+    def loss(params: dict[str, jax.Array]) -> jax.Array:
+        return sum(((leaf - 0.3) ** 2).sum() for leaf in jax.tree.leaves(params))
+
+    train = TrainSection(optimizer=name, weight_decay=0.0)
+    optimizer = make_optimizer(train, optax.constant_schedule(0.02))
+    update = jax.jit(lambda params, state: optimizer.update(jax.grad(loss)(params), state, params))
+    params, state = PARAMS, optimizer.init(PARAMS)
+    for _ in range(30):
+        updates, state = update(params, state)
+        params = optax.apply_updates(params, updates)
+    assert loss(params) < 0.5 * loss(PARAMS)
+
+    zero = jax.tree.map(jnp.zeros_like, GRADIENT)
+    decaying = make_optimizer(train.model_copy(update={"weight_decay": 0.5}), optax.constant_schedule(0.1))
+    updates, _ = jax.jit(decaying.update)(zero, decaying.init(PARAMS), PARAMS)
+    np.testing.assert_allclose(updates["w"], -0.1 * 0.5 * PARAMS["w"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(updates["b"], 0, atol=1e-7)
+
+
+def test_clipping_bounds_the_global_norm() -> None:
+    optimizer = with_clipping(optax.identity(), 0.5)
+    clipped, _ = optimizer.update(GRADIENT, optimizer.init(PARAMS), PARAMS)
+    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(GRADIENT)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b * 0.5 / norm, rtol=1e-5), clipped, GRADIENT)
+    assert with_clipping(optax.identity(), None) is not None

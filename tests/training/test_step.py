@@ -1,0 +1,133 @@
+"""The step against plain JAX: accumulation, unequal weights, the finite check, no recompiles."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redco_cli.errors import RecipeError
+from redco_cli.plugin.contract import Loss
+from redco_cli.training.state import TrainState, frozen_paths, merge, new_state, partition
+from redco_cli.training.step import make_eval_step, make_train_step
+
+PARAMS = {"layer": {"w": jnp.array([[0.5], [-0.25], [1.0]]), "b": jnp.array([0.1])}}
+OPTIMIZER = optax.sgd(0.1)
+
+
+def loss(params: object, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
+    error = (batch["x"] @ params["layer"]["w"] + params["layer"]["b"])[:, 0] - batch["y"]
+    weighted = jnp.float32(error**2) * batch["w"]
+    return Loss(weighted.sum(), batch["w"].sum(), {"bias": (error.sum(), jnp.float32(error.size))})
+
+
+def batch_of(weights: list[int], micro_batches: int) -> dict[str, jax.Array]:
+    generator = np.random.default_rng(0)
+    n = len(weights)
+    flat = {"x": generator.normal(size=(n, 3)), "y": generator.normal(size=n), "w": np.array(weights)}
+    return {k: jnp.float32(v).reshape(micro_batches, n // micro_batches, *v.shape[1:]) for k, v in flat.items()}
+
+
+def reference(weights: list[int]) -> tuple[float, dict[str, dict[str, np.ndarray]]]:
+    batch = jax.tree.map(lambda leaf: leaf[0], batch_of(weights, 1))
+
+    def mean(params: object) -> jax.Array:
+        result = loss(params, batch, None, True)
+        return result.sum / result.weight
+
+    value, gradient = jax.value_and_grad(mean)(PARAMS)
+    return float(value), jax.tree.map(lambda p, g: p - 0.1 * g, PARAMS, gradient)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=8, max_size=8).filter(any), st.sampled_from([1, 2, 4, 8]))
+def test_any_cut_of_unevenly_weighted_examples_gives_the_same_step(weights: list[int], micro_batches: int) -> None:
+    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0)
+    state, metrics = step(new_state(PARAMS, frozenset(), OPTIMIZER), batch_of(weights, micro_batches))
+    value, params = reference(weights)
+    np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state.params, params)
+    assert int(state.step) == 1
+    assert int(state.skipped) == 0
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_step_that_is_not_finite_changes_nothing_but_the_counts(bad: float) -> None:
+    step = jax.jit(make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0))
+    state = new_state(PARAMS, frozenset(), OPTIMIZER)
+    spoiled = batch_of([1, 1, 1, 1], 2)
+    spoiled["x"] = spoiled["x"].at[1, 0, 0].set(bad)
+    for count in (1, 2):
+        state, _ = step(state, spoiled)
+        assert (int(state.step), int(state.skipped), int(state.streak)) == (count, count, count)
+        jax.tree.map(np.testing.assert_array_equal, state.params, PARAMS)
+    state, metrics = step(state, batch_of([1, 1, 1, 1], 2))
+    assert (int(state.step), int(state.skipped), int(state.streak)) == (3, 2, 0)
+    assert np.isfinite(metrics["loss"])
+    assert step._cache_size() == 1
+
+
+def test_a_batch_without_weight_is_skipped() -> None:
+    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0)
+    state, _ = step(new_state(PARAMS, frozenset(), OPTIMIZER), batch_of([0, 0, 0, 0], 2))
+    assert int(state.skipped) == 1
+    jax.tree.map(np.testing.assert_array_equal, state.params, PARAMS)
+
+
+def test_metrics_have_their_own_weight() -> None:
+    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0)
+    _, metrics = step(new_state(PARAMS, frozenset(), OPTIMIZER), batch_of([0, 3, 1, 0], 4))
+    batch = jax.tree.map(lambda leaf: leaf[0], batch_of([0, 3, 1, 0], 1))
+    error = (batch["x"] @ PARAMS["layer"]["w"] + PARAMS["layer"]["b"])[:, 0] - batch["y"]
+    np.testing.assert_allclose(metrics["bias"], error.mean(), rtol=1e-5)
+
+
+def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
+    optimizer = optax.adam(0.1)
+    frozen = frozen_paths(PARAMS, ["layer/b"], [], "r.yaml:1: train.freeze")
+    state = new_state(PARAMS, frozen, optimizer)
+    assert [leaf.shape for leaf in jax.tree.leaves(state.opt_state)] == [(), (3, 1), (3, 1)]
+    following, _ = make_train_step(loss, optimizer, optax.constant_schedule(0.1), seed=0)(state, batch_of([1] * 4, 1))
+    np.testing.assert_array_equal(following.params["layer"]["b"], PARAMS["layer"]["b"])
+    assert (following.params["layer"]["w"] != PARAMS["layer"]["w"]).all()
+    assert merge(*partition(PARAMS, frozen)) == PARAMS
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("laier/.*", "r.yaml:1: train.freeze: 'laier/.*' matches no parameter path\n"),
+        ("(", "r.yaml:1: train.freeze: '(' is no regular expression: "),
+        (".*", "r.yaml:1: train.freeze: every parameter is frozen\n  -> leave something to train"),
+    ],
+)
+def test_freeze_patterns_that_cannot_work(pattern: str, text: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        frozen_paths(PARAMS, [pattern], [], "r.yaml:1: train.freeze")
+    assert str(refused.value).startswith(text)
+
+
+def test_dropout_keys_differ_by_step_and_micro_batch() -> None:
+    def noisy(params: object, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
+        noise = jax.random.normal(rng, ())
+        return Loss(noise + 0 * params["layer"]["b"].sum(), jnp.float32(1))
+
+    step = jax.jit(make_train_step(noisy, OPTIMIZER, optax.constant_schedule(0.1), seed=7))
+    state: TrainState = new_state(PARAMS, frozenset(), OPTIMIZER)
+    seen = []
+    for micro_batches in (1, 2):
+        for _ in range(2):
+            state, metrics = step(state, batch_of([1, 1], micro_batches))
+            seen.append(float(metrics["loss"]))
+    assert len(set(seen)) == 4
+    _, metrics = step(new_state(PARAMS, frozenset(), OPTIMIZER), batch_of([1, 1], 1))
+    assert float(metrics["loss"]) == seen[0]
+
+
+def test_eval_step_returns_sums() -> None:
+    batch = jax.tree.map(lambda leaf: leaf[0], batch_of([1, 2, 0, 4], 1))
+    result = make_eval_step(loss)(PARAMS, batch)
+    assert float(result.weight) == 7
+    np.testing.assert_allclose(result.sum / 7, reference([1, 2, 0, 4])[0], rtol=1e-6)
