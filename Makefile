@@ -27,7 +27,7 @@ install: $(VENV)/.run ## make the environment: redco and what it needs
 
 run: install ## train the quickstart recipe on real text, then continue four prompts
 	$(BIN)/redco train quickstart
-	$(BIN)/redco predict runs/quickstart --input recipes/quickstart_prompts.jsonl --show 4
+	$(BIN)/redco predict runs/quickstart --show 4
 
 fmt: $(VENV)/.dev ## format the code
 	$(BIN)/ruff format .

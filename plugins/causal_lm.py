@@ -1,7 +1,7 @@
 """Causal language modelling on a text column, and continuing prompts.
 
-A text is tokenized, ended with the end mark, and cut at `data.max_length` tokens: the beginning is kept. Shorter ones are
-padded, so all batches have one shape. The loss is in nats per token; its exponential is the perplexity.
+A text is tokenized, ended with the end mark, and cut at `data.max_length` tokens: the beginning is kept. Shorter
+ones are padded, so all batches have one shape. The loss is in nats per token; its exponential is the perplexity.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Dates as people write them to ISO dates: `3rd of March, 1999` to `1999-03-03`. The built-in `seq2seq` on made-up examples.
+"""Dates as people write them to ISO dates: `3rd of March, 1999` to `1999-03-03`. `seq2seq` on made-up examples.
 
-The examples are a pure function of `seed` of the recipe. Which days are held out for evaluation is decided by the day itself:
-none of them is seen in training, in any form.
+The examples are a pure function of the recipe's `seed`. Which days are held out for evaluation is decided by the day
+itself: none of them is seen in training, in any form.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 
 
 @dataclass(frozen=True)
-class Options(seq2seq.Options):  # type: ignore[misc]  # a built-in plugin is loaded by name, so its types are unknown
+class Options(seq2seq.Options):  # type: ignore[name-defined, misc]
     """The options of `seq2seq` and these.
 
     Attributes:
@@ -87,5 +87,5 @@ def write(date: datetime.date, form: str) -> str:
     )
 
 
-MONTHS = "January February March April May June July August September October November December".split()
-WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+MONTHS = "January February March April May June July August September October November December".split()  # noqa: SIM905
+WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()  # noqa: SIM905

@@ -1,8 +1,8 @@
 """Image classification: an own Flax network on scikit-learn's handwritten digits, or a named model on image files.
 
-Without `model.name` and `model.config`, `build_model` makes a small convolutional network and `load_examples` gives the 1797
-digits of scikit-learn, 8 x 8 pixels each, a fixed fifth of every class held out. With them, the model is that of
-Hugging Face (ViT, ...), and its image processor makes what it reads of the column `image`.
+Without `model.name` and `model.config`, `build_model` makes a small convolutional network, and without `data.train`
+`load_examples` gives the 1797 digits of scikit-learn, 8 x 8 pixels each, a fixed fifth of every class held out. A
+named model is one of Hugging Face (ViT, ...), and its image processor makes what it reads of the column `image`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Options:
     shift: int = 1
 
 
-class ConvNet(nn.Module):
+class ConvNet(nn.Module):  # type: ignore[misc]
     """Two convolutions, pooling, two more, and a classifier."""
 
     options: Options
 
-    @nn.compact
+    @nn.compact  # type: ignore[untyped-decorator]
     def __call__(self, pixel_values: jax.Array, train: bool = False) -> jax.Array:
         """Images [B, height, width, channels] to logits [B, classes]."""
         x = pixel_values
@@ -57,7 +57,8 @@ class ConvNet(nn.Module):
             x = nn.max_pool(x, (2, 2), strides=(2, 2))
         x = x.reshape(x.shape[0], -1)
         x = nn.Dropout(self.options.dropout, deterministic=not train)(x)
-        return nn.Dense(self.options.classes)(x)
+        logits: jax.Array = nn.Dense(self.options.classes)(x)
+        return logits
 
 
 def build_model(ctx: Context) -> nn.Module:
@@ -85,7 +86,7 @@ def load_examples(ctx: Context, split: str) -> Sequence[Example]:
 
 
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
-    """`pixel_values` [B, height, width, channels], as a processor makes them [B, channels, height, width]; `labels` [B]."""
+    """`pixel_values`: [B, height, width, channels], or as a processor makes them; for training also `labels` [B]."""
     images = column(examples, ctx.options.image)
     if ctx.tokenizer is None:
         batch = {"pixel_values": np.stack(images)}
@@ -109,14 +110,12 @@ def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> ja
     return jnp.argmax(ctx.model(params, batch["pixel_values"]), axis=-1)
 
 
-def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[int]) -> Mapping[str, float]:
-    """How many images are classified right. (The metric of the loss, over the same images, must say the same.)"""
-    return {"test_accuracy": float(np.mean(np.array(predictions) == np.array(column(examples, ctx.options.label))))}
-
-
 def shifted(images: jax.Array, most: int, rng: jax.Array) -> jax.Array:
     """Each of the images [B, height, width, channels] moved by -most to most pixels along both dims, zeros moved in."""
     padded = jnp.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
     offsets = jax.random.randint(rng, (len(images), 2), 0, 2 * most + 1)
-    crop = lambda image, at: jax.lax.dynamic_slice(image, (at[0], at[1], 0), images.shape[1:])  # noqa: E731
+
+    def crop(image: jax.Array, offset: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice(image, (offset[0], offset[1], 0), images.shape[1:])
+
     return jax.vmap(crop)(padded, offsets)

@@ -192,6 +192,6 @@ def _apply(tokenizer: Any, messages: Messages, **settings: bool) -> Any:
         raise PluginError(
             "collate_fn",
             f"the tokenizer {name} has no chat template",
-            "take an instruction-tuned model's tokenizer (model.tokenizer), or add chat_template.jinja to the model's folder",
+            "name an instruction-tuned model's in model.tokenizer, or add a chat_template.jinja to its folder",
         )
     return tokenizer.apply_chat_template(messages, **settings)

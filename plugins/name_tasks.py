@@ -1,7 +1,7 @@
-"""Instructions with one right answer, about names in the standard library. The built-in `instruct` on made-up examples.
+"""Instructions with one right answer, about names in the standard library: `instruct` on made-up examples.
 
-The names are those with two or three short words in the source of the Python that runs this (`find_spec`). Which of them
-are held out is decided by the name: training has never seen a name that evaluation asks about.
+The names are those of two or three short words in the source of the Python that runs this (`find_spec`). Which of
+them are held out is decided by the name: training has never seen a name that evaluation asks about.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST = 18
 
 
 @dataclass(frozen=True)
-class Options(instruct.Options):  # type: ignore[misc]  # a built-in plugin is loaded by name, so its types are unknown
+class Options(instruct.Options):  # type: ignore[name-defined, misc]
     """The options of `instruct` and these.
 
     Attributes:

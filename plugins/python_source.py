@@ -1,9 +1,9 @@
 """A byte-level language model of Python: reads the standard library's own source, then continues prompts.
 
 The whole contract on one page; `causal_lm` is the same for your own text. Data is the source of the Python that runs
-this, about seven million bytes. Whole modules are held out for evaluation, chosen by a hash of their name, so the choice is
-the same on every machine. Each split is one long text cut into windows of `data.max_length` bytes; neighbours
-share one byte, so every byte but the first is predicted exactly once.
+this, about seven million bytes. Whole modules are held out for evaluation, chosen by a hash of their name, so the
+choice is the same on every machine. Each split is one long text cut into windows of `data.max_length` bytes;
+neighbours share one byte, so every byte but the first is predicted exactly once.
 """
 
 from __future__ import annotations

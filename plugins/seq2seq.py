@@ -1,8 +1,8 @@
 """Text to text with an encoder-decoder model (T5, BART, ...): translation, summaries, normalisation.
 
 Sources and targets are tokenized and ended with the end mark; those longer than `data.max_length` and
-`max_target_length` tokens keep their beginning. The decoder learns each target token from the source and the target tokens
-before it.
+`max_target_length` tokens keep their beginning. The decoder learns each target token from the source and the target
+tokens before it.
 """
 
 from __future__ import annotations

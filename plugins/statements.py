@@ -1,4 +1,4 @@
-"""Two questions about lines of Python, with answers from its own parser. The built-in `text_classification` on them.
+"""Two questions about lines of Python, with answers from its own parser: `text_classification` on made-up examples.
 
     keyword  which keyword a statement begins with, from the rest of its line: `_ line in file:` is a `for`
     nodes    how large the syntax tree of a line is, in tens of nodes: `return x + 1` has 0.6
@@ -37,7 +37,7 @@ KEYWORDS = {
 
 
 @dataclass(frozen=True)
-class Options(base.Options):  # type: ignore[misc]  # a built-in plugin is loaded by name, so its types are unknown
+class Options(base.Options):  # type: ignore[name-defined, misc]
     """The options of `text_classification` and these.
 
     Attributes:
@@ -70,12 +70,12 @@ def load_examples(ctx: Context, split: str) -> Sequence[Example]:
 def keyword_questions(source: str) -> Iterator[tuple[str, str]]:
     """The line of each statement with `_` for its keyword, and the keyword.
 
-    >>> list(keyword_questions("for line in file:\\n    return line"))
-    [('_ line in file:', 'for'), ('_ line', 'return')]
+    >>> list(keyword_questions("for line in file: print(line)"))
+    [('_ line in file: print(line)', 'for')]
     """
     lines = source.splitlines()
     for node in ast.walk(ast.parse(source)):
-        keyword = KEYWORDS.get(type(node))  # type: ignore[call-overload]
+        keyword = KEYWORDS.get(type(node))
         if keyword is not None:
             line = lines[node.lineno - 1][node.col_offset :]  # type: ignore[attr-defined]
             if line.startswith(f"{keyword} "):  # not so for `elif`

@@ -1,7 +1,7 @@
 """One label per text, with an encoder (BERT, RoBERTa, ELECTRA, ...): a class, or with `num_labels: 1` a number.
 
-The model's config decides: `problem_type: regression` or one label is a regression, anything else a classification among
-the classes of `id2label`. Texts longer than `data.max_length` tokens keep their beginning.
+The model's config decides: `problem_type: regression` or one label is a regression, anything else a classification
+among the classes of `id2label`. Texts longer than `data.max_length` tokens keep their beginning.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
     if not is_regression(ctx):
         return token_loss(logits, batch["labels"])
     errors = logits[:, 0].astype(jnp.float32) - batch["labels"]
-    return Loss((errors**2).sum(), errors.size, {"absolute_error": jnp.abs(errors).sum()})
+    return Loss((errors**2).sum(), errors.size)
 
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:

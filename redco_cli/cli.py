@@ -101,7 +101,10 @@ def predict(
     target: Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A recipe, or the output directory of a run.")],
     overrides: Overrides = None,
     input_file: Annotated[
-        str | None, typer.Option("--input", metavar="FILE", help="JSON lines; default: the eval examples.")
+        str | None,
+        typer.Option(
+            "--input", metavar="FILE", help="JSON lines; default: predict.input of the recipe, or its eval examples."
+        ),
     ] = None,
     output_file: Annotated[
         str | None, typer.Option("--output", metavar="FILE", help="Default: OUTPUT_DIR/predictions/NAME.jsonl")

@@ -15,6 +15,7 @@ from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.prediction.predict import Predictor, write_predictions
 from redco_cli.recipe.load import find_run, load_recipe
+from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.mesh import check_divisible, make_mesh
 from redco_cli.runtime.signals import stop_on_signal
@@ -89,7 +90,7 @@ def predict(
         target: the output directory of a run, a recipe file, or the name of a shipped recipe. A recipe predicts with
             the newest checkpoint in its `output_dir`; without one, with the weights that `model.name` loads.
         overrides: `dotted.key=value` strings.
-        input: a JSON-lines file; default: the recipe's eval examples.
+        input: a JSON-lines file; default: the recipe's `predict.input`, or else its eval examples.
         output: the file to write; default: `predictions/<name of the input>.jsonl` in the output directory.
         checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
 
@@ -102,12 +103,13 @@ def predict(
     recipe, directory = find_run(target)
     loaded = load_recipe(recipe, overrides)
     enable_compilation_cache()
-    job = prepare(loaded, stages=("predict",), given=None if input is None else read_jsonl(input))
+    source = input if input is not None else pin_paths(loaded).recipe.predict.input
+    job = prepare(loaded, stages=("predict",), given=None if source is None else read_jsonl(source))
     mesh = make_mesh(job.recipe.mesh, job.where)
     directory = directory or Path(job.recipe.output_dir)
     params, origin = trained_params(job, mesh, directory, checkpoint)
     note(f"{len(job.eval_examples)} examples, with the parameters of {origin}")
-    name = "eval" if input is None else Path(input).stem
+    name = "eval" if source is None else Path(source).stem
     file = Path(output) if output is not None else directory / "predictions" / f"{name}.jsonl"
     with CountProgress("predicting", len(job.eval_examples)) as progress:
         predictor = Predictor(job, mesh, progress.compiling)

@@ -49,7 +49,7 @@ def _as_hidden_act(config: Any, value: Any) -> bool:
 
 
 def _divides_evenly(config: Any, value: Any) -> bool:
-    return value is None or value * config.num_attention_heads == config.hidden_size
+    return value is None or value == config.hidden_size // config.num_attention_heads
 
 
 def _plain_rope(_config: Any, value: Any) -> bool:
@@ -79,6 +79,11 @@ REFUSALS = (
     Refusal(_types("electra"), "hidden_act", _only("gelu"), "its Flax class uses it in the head too", _LM),
     Refusal(_types("distilbert"), "sinusoidal_pos_embds", _only(False), "its Flax class computes other positions"),
     Refusal(_types("dinov2"), "layerscale_value", _only(1.0), "its Flax class applies it to loaded weights again"),
+    Refusal(_types("marian"), "share_encoder_decoder_embeddings", _only(True), "its Flax class has one embedding"),
+    Refusal(_types("whisper"), "tie_word_embeddings", _only(True), "its Flax class knows no head of its own"),
+    Refusal(_types("opt"), "enable_bias", _only(True), "its Flax class always has biases"),
+    Refusal(_types("opt"), "layer_norm_elementwise_affine", _only(True), "its Flax class always has scales and biases"),
+    Refusal(_types("wav2vec2"), "layer_norm_eps", _only(1e-5), "its Flax class uses it in the convolutions too"),
     Refusal(_types("resnet"), "layer_type", _only("bottleneck"), "its Flax class builds basic layers otherwise"),
     Refusal(_types("resnet"), "downsample_in_bottleneck", _only(False), "its Flax class strides elsewhere"),
 )

@@ -108,14 +108,14 @@ def _import(name: str, directory: Path, where: str) -> types.ModuleType:
 
 def _find(name: str) -> importlib.machinery.ModuleSpec | None:
     """The module of that name, which imports the packages around it; None where there is none."""
+    if not all(name.split(".")):  # `..relative`, or no name at all
+        return None
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             return None
         raise
-    except ValueError:  # `..a`, or no name at all
-        return None
 
 
 def _import_file(path: Path, where: str) -> types.ModuleType:

@@ -1,6 +1,6 @@
 """Building blocks for plugins: pure functions that most of them need. The built-in plugins use nothing else.
 
-Shape letters: B batch, L length of a sequence, N length of an output, V vocabulary or number of classes, `...` any dims.
+Shape letters: B batch, L length of a sequence, N length of an output, V vocabulary or number of classes.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -131,7 +132,7 @@ def next_token_loss(logits: jax.Array, labels: jax.Array) -> Loss:
 
 
 def generate(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
-    """Token ids [B, N] that the model makes of `input_ids` and `attention_mask` [B, L], as `predict.generation` asks."""
+    """Token ids [B, N] that the model makes of `input_ids` and `attention_mask` [B, L], by `predict.generation`."""
     settings = ctx.recipe.predict.generation.model_dump()
     ids: jax.Array = ctx.model.generate(params, batch["input_ids"], batch["attention_mask"], rng=rng, **settings)
     return ids
@@ -185,11 +186,8 @@ def builtin(name: str) -> ModuleType:
     return sys.modules[qualified]
 
 
-_LEFT_OUT = frozenset(
-    "__phello__ __pycache__ distutils encodings idlelib lib2to3 pydoc_data test tests turtledemo".split()
-)
-"""Folders of tests and tables, and those that only some Python versions or installations have. (Those of installed
-packages, `site-packages`, are no identifiers.)"""
+_LEFT_OUT = re.compile("_.*_|distutils|encodings|idlelib|lib2to3|pydoc_data|tests?|turtledemo|.*-.*")
+"""Folders of tests, of tables, of installed packages (`site-packages`), and those that not every Python has."""
 
 
 @cache
@@ -207,7 +205,7 @@ def standard_library() -> Mapping[str, str]:
     root = Path(sysconfig.get_path("stdlib"))
     sources: dict[str, str] = {}
     for folder, below, files in os.walk(root):
-        below[:] = [name for name in below if name.isidentifier() and name not in _LEFT_OUT]
+        below[:] = [name for name in below if not _LEFT_OUT.fullmatch(name)]
         for path in (Path(folder, name) for name in files if name.endswith(".py")):
             text = path.read_bytes()
             if text.isascii() and not path.name.startswith("_sysconfigdata"):

@@ -33,7 +33,11 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
             if (source := getattr(recipe.data, split)) is not None
         }
     )
-    return replace(loaded, recipe=recipe.model_copy(update={"plugin": plugin, "model": model, "data": data}))
+    predict = recipe.predict
+    if predict.input is not None:
+        predict = predict.model_copy(update={"input": _pinned(predict.input, directory)})
+    update = {"plugin": plugin, "model": model, "data": data, "predict": predict}
+    return replace(loaded, recipe=recipe.model_copy(update=update))
 
 
 def _pinned_source(source: SourceSection, directory: Path) -> SourceSection:

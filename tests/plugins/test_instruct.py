@@ -18,15 +18,15 @@ TURNS = [
     {"role": "user", "content": "1+1"},
     {"role": "assistant", "content": "2"},
 ]
-PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}<e>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+PROMPT = "{% if add_generation_prompt %}assistant: {% endif %}"
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}<e>{% endfor %}" + PROMPT
 MARKED = (
     "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}<e>"
-    "{% endgeneration %}{% else %}{{ m.content }}<e>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% endgeneration %}{% else %}{{ m.content }}<e>{% endif %}{% endfor %}" + PROMPT
 )
 FORGETFUL = (
     "{% for m in messages %}{{ m.role }}: {% if m.role != 'assistant' or loop.last %}{{ m.content }}{% endif %}<e>"
-    "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% endfor %}" + PROMPT
 )
 
 
@@ -48,7 +48,7 @@ def learned(tokenizer, row):
 
 
 @pytest.mark.parametrize(
-    "tokenizer", [ByteTokenizer(), hf_tokenizer(PLAIN), hf_tokenizer(MARKED)], ids="byte plain marked".split()
+    "tokenizer", [ByteTokenizer(), hf_tokenizer(PLAIN), hf_tokenizer(MARKED)], ids=["byte", "plain", "marked"]
 )
 def test_only_the_assistants_turns_and_their_end_are_learned(context, tokenizer):
     end = tokenizer.eos_token
@@ -128,8 +128,8 @@ def test_a_tokenizer_without_a_template_is_refused(context):
     with pytest.raises(PluginError) as caught:
         instruct.collate_fn(context("instruct", tokenizer=hf_tokenizer(None)), [{"messages": TURNS}])
     assert str(caught.value) == (
-        "collate_fn: the tokenizer PreTrainedTokenizerFast has no chat template\n  -> take an instruction-tuned model's "
-        "tokenizer (model.tokenizer), or add chat_template.jinja to the model's folder"
+        "collate_fn: the tokenizer PreTrainedTokenizerFast has no chat template\n"
+        "  -> name an instruction-tuned model's in model.tokenizer, or add a chat_template.jinja to its folder"
     )
 
 
@@ -138,8 +138,8 @@ def test_a_template_that_rewrites_history_needs_the_last_turn_only(context):
     with pytest.raises(PluginError) as caught:
         instruct.collate_fn(context("instruct", tokenizer=tokenizer), [{"messages": TURNS}])
     assert str(caught.value) == (
-        "collate_fn: the chat template changes what comes before message 3 when more follows, so the tokens of the answer "
-        "cannot be told apart\n"
+        "collate_fn: the chat template changes what comes before message 3 when more follows, so the tokens of the "
+        "answer cannot be told apart\n"
         "  -> set plugin.options.train_on: last, or mark the answers with {% generation %} in the chat template"
     )
     ctx = context("instruct", max_length=80, tokenizer=tokenizer, train_on="last")

@@ -2,7 +2,7 @@ import re
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redco_cli.recipe.durations import Duration
@@ -10,6 +10,7 @@ from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 
 EXPECTED = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
+JSON_SCHEMA = json_schema()["$defs"]["TrainSection"]["properties"]["steps"]
 DECIMALS = st.decimals(0, 100, places=4).map(lambda number: f"{number.normalize():f}")
 TEXTS = st.one_of(
     st.integers(0, 10**11).map(str),
@@ -80,6 +81,7 @@ def test_in_steps_is_exact_and_rounds_up(text, total, per_epoch, steps):
     assert Duration.parse(text).in_steps(total_steps=total, steps_per_epoch=per_epoch) == steps
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 100), st.integers(1, 10**9))
 def test_whole_shares_of_whole_runs(percent, hundreds):
     assert Duration(percent, "%").in_steps(total_steps=100 * hundreds) == percent * hundreds
@@ -92,6 +94,7 @@ def test_units_that_need_to_know_more():
         Duration(1, "epochs").in_steps(total_steps=10)
 
 
+@settings(deadline=None, max_examples=50)
 @given(TEXTS)
 def test_reads_back_what_it_shows(text):
     duration = Duration.parse(int(text) if text.isdecimal() else text)
@@ -99,6 +102,7 @@ def test_reads_back_what_it_shows(text):
     assert Duration.parse(int(shown) if shown.isdecimal() else shown) == duration
 
 
+@settings(deadline=None, max_examples=50)
 @given(text=TEXTS)
 def test_survives_the_resolved_recipe(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipe")
@@ -109,9 +113,10 @@ def test_survives_the_resolved_recipe(text, tmp_path_factory):
     assert load_recipe(resolved, (), {}).recipe == loaded.recipe
 
 
+@settings(deadline=None, max_examples=50)
 @given(TEXTS)
 def test_the_json_schema_knows_the_same_texts(text):
-    integer, pattern = json_schema()["$defs"]["TrainSection"]["properties"]["steps"]["anyOf"]
+    integer, pattern = JSON_SCHEMA["anyOf"]
     assert integer == {"type": "integer", "minimum": 0}
     assert text.isdecimal() or re.search(pattern["pattern"], text)
     assert not re.search(pattern["pattern"], f"{text} and more")

@@ -1,0 +1,62 @@
+"""One direction: a module imports only from the rows below its own, wherever in it the import stands."""
+
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
+from source import PACKAGE, dotted, imports, modules, shown
+
+ROWS = [
+    {"cli"},
+    {"run"},
+    {"planning"},  # rehearses what training does, with its timeline and its state
+    {"training", "prediction"},
+    {"job"},
+    {"models"},
+    {"plugin", "data", "runtime", "console"},
+    {"recipe"},
+    {"errors"},
+]
+"""From top to bottom. A module may import its own package, and whatever is in a row further down."""
+OPEN = {PACKAGE}
+"""The package itself: it holds the version, and everything public, imported on first use."""
+
+
+def unit(name: str) -> str:
+    """`redco_cli.recipe.load` as `recipe`."""
+    return name.removeprefix(f"{PACKAGE}.").partition(".")[0]
+
+
+def row(name: str) -> int:
+    return next(index for index, units in enumerate(ROWS) if unit(name) in units)
+
+
+PACKAGE_MODULES = [path for path in modules() if dotted(path).startswith(f"{PACKAGE}.")]
+
+
+def test_every_module_has_a_row_and_every_row_a_module():
+    assert {unit(dotted(path)) for path in PACKAGE_MODULES} == set().union(*ROWS)
+
+
+@pytest.mark.parametrize("path", PACKAGE_MODULES, ids=shown)
+def test_imports_go_downward(path):
+    own = dotted(path)
+    wrong = [
+        f"{shown(path)}:{line} imports {name}"
+        for line, name in imports(path)
+        if name not in OPEN and unit(name) != unit(own) and row(name) <= row(own)
+    ]
+    assert wrong == []
+
+
+def test_no_cycles():
+    graph = {dotted(path): {name for _, name in imports(path, at_start=True)} for path in modules()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" > ".join(error.args[1]))
+
+
+@pytest.mark.parametrize("path", [path for path in modules() if path.parent.name == "plugins"], ids=shown)
+def test_plugins_use_what_plugin_authors_may_use(path):
+    allowed = {"redco_cli.plugin.contract", "redco_cli.plugin.parts", "redco_cli.errors"}
+    assert {name for _, name in imports(path)} <= allowed

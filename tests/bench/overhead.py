@@ -1,0 +1,86 @@
+"""What the training loop costs: tokens/s of `redco train` beside a bare loop over the same jitted step.
+
+    python tests/bench/overhead.py [--steps 200] [--rounds 5]
+
+Both run the quickstart model in one process, in turn, on batches of the same shapes; the bare loop takes its batches from
+memory and does nothing but dispatch. Printed is the median over the rounds of the ratio (1 is no overhead).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+
+from redco_cli.console import TrainProgress, open_console
+from redco_cli.job import prepare
+from redco_cli.recipe.load import load_recipe
+from redco_cli.runtime.cache import enable_compilation_cache
+from redco_cli.runtime.mesh import make_mesh
+from redco_cli.runtime.signals import StopRequest
+from redco_cli.training.feed import feed
+from redco_cli.training.loop import TrainingRun
+from redco_cli.training.metrics import Meter
+from redco_cli.training.resume import Start, open_output, own_checkpoints
+from redco_cli.training.session import open_run
+from redco_cli.training.timeline import make_timeline
+
+
+def bare(run: TrainingRun, batches: list[object]) -> float:
+    """Seconds for one step per batch."""
+    step, state = run._train_step, run._state
+    jax.block_until_ready(state)
+    began = time.perf_counter()
+    for batch in batches:
+        state, _ = step(state, batch)
+    jax.block_until_ready(state)
+    seconds = time.perf_counter() - began
+    run._state = state
+    return seconds
+
+
+def redco(run: TrainingRun, steps: int) -> float:
+    """Seconds for the same number of steps through `run.train`: data, metrics, records, live line."""
+    jax.block_until_ready(run._state)
+    began = time.perf_counter()
+    run.train(steps=steps)
+    jax.block_until_ready(run._state)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--recipe", default="quickstart")
+    arguments = parser.parse_args()
+    enable_compilation_cache()
+    total = arguments.steps * arguments.rounds + 1
+    with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w", encoding="utf-8") as log:
+        overrides = [f"output_dir={folder}/run", f"train.steps={total + 1}", "train.warmup=0", "eval.every=null"]
+        overrides += ["eval.at_start=false", "checkpoint.every=null", "logging.plot=false"]
+        job = prepare(load_recipe(arguments.recipe, overrides), stages=("train",))
+        mesh = make_mesh(job.recipe.mesh, job.where)
+        timeline = make_timeline(job.recipe, job.train_size, job.where)
+        directory = open_output(job.recipe.output_dir, "output_dir")
+        start = Start(directory, own_checkpoints(directory, job.recipe))
+        fed = feed(job, mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
+        batches = [batch for batch, _ in fed]
+        progress = TrainProgress(timeline.steps, console=open_console(log, terminal=False))
+        with progress, open_run(job, mesh, timeline, start, progress, lambda *_: [], StopRequest()) as run:
+            run.train(steps=1)
+            ratios = []
+            for number in range(arguments.rounds):
+                slow, fast = redco(run, arguments.steps), bare(run, batches)
+                ratios.append(fast / slow)
+                print(f"round {number + 1}: bare {fast:.2f} s, redco {slow:.2f} s, ratio {ratios[-1]:.3f}", flush=True)
+    print(f"tokens/s of redco train / bare loop: {statistics.median(ratios):.3f} (median of {len(ratios)} rounds)")
+
+
+if __name__ == "__main__":
+    main()
