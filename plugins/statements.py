@@ -3,8 +3,9 @@
     keyword  which keyword a statement begins with, from the rest of its line: `_ line in file:` is a `for`
     nodes    how large the syntax tree of a line is, in tens of nodes: `return x + 1` has 0.6
 
-The lines are those of the standard library of the Python that runs this, each once. Which are held out is decided by
-the line, so training has never seen one that evaluation asks about.
+The lines are those of the standard library of the Python that runs this, each once: of one that fits two keywords
+(`_ done:`) the last one met is the answer. Which lines are held out is decided by the line, so training has never seen
+one that evaluation asks about.
 """
 
 from __future__ import annotations

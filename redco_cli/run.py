@@ -33,7 +33,7 @@ class TrainResult:
     Attributes:
         output_dir: its directory.
         step: optimizer steps done.
-        train: means over the steps of this process: `loss`, `grad_norm`, ... and the plugin's metrics.
+        train: means over the steps of this process: `loss` and the plugin's metrics.
         evaluations: step and values of each evaluation of this process.
         best: step of the best checkpoint; None when nothing was evaluated.
         checkpoint: the newest checkpoint.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.errors import ModelError
-from redco_cli.models.limits import check_length
+from redco_cli.models.limits import check_inputs, check_length
 from redco_cli.models.tasks import GENERATING, TO_SEQUENCE
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import GenerationSection
@@ -60,8 +60,8 @@ def generate(
     prompt = 1 if model.task in TO_SEQUENCE else jnp.shape(inputs)[1]
     name = "decoder_input_ids" if model.task in TO_SEQUENCE else "input_ids"
     check_length(model.config, name, prompt + config.max_new_tokens, model.where)
-    if model.task == "seq2seq":
-        check_length(model.config, "input_ids", jnp.shape(inputs)[1], model.where)
+    source = {"seq2seq": "input_ids", "vision_to_sequence": "pixel_values"}.get(model.task)
+    check_inputs(model.config, {source: inputs} if source else {}, model.where)
     if config.do_sample and rng is None:
         raise ModelError(model.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it")
     from transformers import FlaxLogitsProcessorList

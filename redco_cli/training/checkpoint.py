@@ -1,9 +1,10 @@
 """Checkpoints: written beside the training, whole or not at all.
 
 The story of a save. `save` copies the state off the devices, and training goes on while orbax writes it to a directory
-with a temporary name. Only when every file is there is it renamed to `checkpoint-<step>`: a directory of that name is
-complete, whenever the power went. The next save, and the end of the run, first wait for the one before, and only then
-delete what is no longer kept. So at any moment the newest complete checkpoint is on disk.
+with a temporary name. Only when every file is there is it renamed to `checkpoint-<step>`, and it is renamed back before
+it is deleted: a directory of that name is complete, whenever the power went. The next save, and the end of the run,
+first wait for the one before, and only then delete what is no longer kept. So at any moment the newest complete
+checkpoint is on disk. What a killed or failed save leaves behind has a temporary name, and `sweep` deletes it.
 
 Three items: `params` (all that prediction needs), `training` (optimizer state and counters), `meta` (JSON: step, the
 metric that ranks it, the resolved recipe).
@@ -11,10 +12,12 @@ metric that ranks it, the resolved recipe).
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,9 +27,14 @@ import orbax.checkpoint as ocp
 
 from redco_cli.errors import StorageError
 from redco_cli.plugin.contract import Params
+from redco_cli.recipe.load import shown
 from redco_cli.training.state import TrainState, partition, paths
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+_TEMPORARY = ".orbax-checkpoint-tmp"
+_DAMAGE = (OSError, ValueError, KeyError, TypeError)
+"""What orbax and the libraries below it raise for files that are cut off, missing, or hold something else."""
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ class Checkpoints:
             keep: how many of the newest stay; the best stays besides.
             mode: whether the best metric is the smallest or the largest.
         """
-        logging.getLogger("absl").setLevel(logging.ERROR)  # orbax narrates every save otherwise
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax narrates every save, and logs what it raises
         self.directory = directory
         self._keep = keep
         self._mode = mode
@@ -110,8 +118,12 @@ class Checkpoints:
         kept = {*steps[-self._keep :], self.best()}
         for step in steps:
             if step not in kept:
-                shutil.rmtree(self.path(step))
-                self._metas.pop(step, None)
+                self._delete(step)
+
+    def sweep(self) -> None:
+        """Deletes what killed and failed saves left behind."""
+        for unfinished in self.directory.glob(f"checkpoint-*{_TEMPORARY}"):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     def close(self) -> None:
         """Waits as `wait` does, and ends the writing threads."""
@@ -125,8 +137,9 @@ class Checkpoints:
             StorageError: it is damaged.
         """
         if step not in self._metas:
-            restored = self._restore(step, meta=ocp.args.JsonRestore())["meta"]
-            self._metas[step] = Meta(**restored)
+            with self._readable(step):
+                args = ocp.args.Composite(meta=ocp.args.JsonRestore())
+                self._metas[step] = Meta(**self._checkpointer.restore(self.path(step), args=args)["meta"])
         return self._metas[step]
 
     def best(self) -> int | None:
@@ -146,11 +159,7 @@ class Checkpoints:
             StorageError: it is damaged, or holds another model or optimizer than `abstract`.
         """
         training = {"opt_state": abstract.opt_state, "skipped": abstract.skipped, "streak": abstract.streak}
-        restored = self._restore(
-            step,
-            params=ocp.args.StandardRestore(_nested(abstract.params)),
-            training=ocp.args.StandardRestore(_nested(training)),
-        )
+        restored = self._restore(step, params=_nested(abstract.params), training=_nested(training))
         frozen = frozenset(paths(abstract.frozen))
         trainable, rest = partition(_unnested(restored["params"], abstract.params), frozen)
         counters = _unnested(restored["training"], training)
@@ -163,23 +172,74 @@ class Checkpoints:
         Raises:
             StorageError: it is damaged, or holds another model.
         """
-        restored = self._restore(step, params=ocp.args.StandardRestore(_nested(abstract)))
+        restored = self._restore(step, params=_nested(abstract))
         return _unnested(restored["params"], abstract)
 
-    def _restore(self, step: int, **items: Any) -> Any:
+    def _restore(self, step: int, **items: dict[str, Any]) -> Any:
+        """Items of a checkpoint as nested dicts, born on the shardings of `items`, whose shapes they must have."""
+        path, handler = self.path(step), ocp.StandardCheckpointHandler()
+        with self._readable(step):
+            stored = {name: handler.metadata(path / name).tree for name in items}
+        misfits = [f"{name} {misfit}" for name in items for misfit in _misfits(stored[name], items[name])]
+        if misfits:
+            more = f", and {len(misfits) - _SHOWN} more" if len(misfits) > _SHOWN else ""
+            problem = f"is of another model or optimizer: {', '.join(misfits[:_SHOWN])}{more}"
+            remedy = "restore the recipe and the plugin that wrote it, or choose another checkpoint or output_dir"
+            raise StorageError(shown(path), problem, remedy)
+        with self._readable(step):
+            args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+            return self._checkpointer.restore(path, args=ocp.args.Composite(**args))
+
+    @contextlib.contextmanager
+    def _readable(self, step: int) -> Iterator[None]:
         try:
-            return self._checkpointer.restore(self.path(step), args=ocp.args.Composite(**items))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            others = [other for other in self.steps() if other < step]
-            fallback = f"delete it to fall back to {self.path(others[-1]).name}" if others else "start a new output_dir"
-            problem = f"cannot be restored; it is damaged, or was written by another model or optimizer: {reason}"
-            raise StorageError(str(self.path(step)), problem, fallback) from error
+            yield
+        except _DAMAGE as error:
+            others = [self.path(other).name for other in self.steps() if other < step]
+            remedy = f"move it away to fall back to {others[-1]}" if others else "move it away"
+            problem = f"is damaged and cannot be read: {_reason(error)}"
+            raise StorageError(shown(self.path(step)), problem, remedy) from error
+
+    def _delete(self, step: int) -> None:
+        doomed = self.path(step).with_name(f"{self.path(step).name}{_TEMPORARY}")
+        try:
+            self.path(step).rename(doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            problem = f"cannot be deleted: {error.strerror or error}"
+            raise StorageError(shown(self.path(step)), problem, "correct the permissions of output_dir") from error
+        self._metas.pop(step, None)
 
     def _unwritable(self, step: int, error: Exception) -> StorageError:
+        self.sweep()
         remedy = "free space or correct the permissions, then run the same command again: it continues"
-        kept = f"; complete before it: {', '.join(self.path(s).name for s in self.steps()) or 'none'}"
-        return StorageError(str(self.path(step)), f"cannot be written: {error}{kept}", remedy)
+        kept = f"complete before it: {', '.join(self.path(s).name for s in self.steps()) or 'none'}"
+        return StorageError(shown(self.path(step)), f"cannot be written: {_reason(error)}; {kept}", remedy)
+
+
+def _reason(error: Exception) -> str:
+    """What orbax raised in a few words: the system's own for an error code, else the first line, without its specs."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    if code:
+        return os.strerror(int(code[1]))
+    first = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
+    return first or type(error).__name__
+
+
+def _misfits(stored: Any, wanted: Any) -> list[str]:
+    """Each array of nested dicts whose shape differs: `hidden/kernel is [5, 16], not [5, 8]`."""
+    there, here = _shapes(stored), _shapes(wanted)
+    wrong = [f"{path} is {there[path]}, not {here[path]}" for path in there if path in here and there[path] != here[path]]
+    return [
+        *wrong,
+        *(f"{path} is missing" for path in here if path not in there),
+        *(f"{path} has no use" for path in there if path not in here),
+    ]
+
+
+def _shapes(tree: Any) -> dict[str, list[int]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape) for path, leaf in leaves}
 
 
 def _nested(tree: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from redco_cli.console import TrainProgress, warn
-from redco_cli.errors import EXIT_INTERRUPTED, DataError, Interrupted, PluginError, Requeue, TrainingError
+from redco_cli.errors import EXIT_INTERRUPTED, DataError, Interrupted, RecipeError, Requeue, TrainingError
 from redco_cli.job import Job
 from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Context, Example, Params
@@ -34,6 +34,7 @@ from redco_cli.training.step import make_eval_step, make_train_step
 from redco_cli.training.timeline import Timeline
 
 Predict = Callable[[Params, Sequence[Example]], list[Any]]
+_NOT_FINITE = "lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look at the data"
 
 
 @dataclass(frozen=True)
@@ -130,28 +131,24 @@ class TrainingRun:
         Raises:
             Interrupted, Requeue: a signal asked the run to end; a checkpoint is saved.
             TrainingError: too many steps in a row were not finite.
-            PluginError, DataError: a batch could not be made; a checkpoint of the steps before is saved.
+            PluginError, DataError: a batch could not be made.
         """
         sums: defaultdict[str, list[float]] = defaultdict(list)
         waiting: tuple[int, Any] | None = None
-        try:
-            with closing(self._feed(examples, steps)) as batches:
-                for batch, counts in batches:
-                    self._state, metrics = self._train_step(self._state, batch)
-                    self._step += 1
-                    if waiting is not None:
-                        self._observe(*waiting, sums)
-                    waiting = (self._step, metrics)
-                    self._meter.add(*counts)
-                    if self._setup.stop.exit_code is not None or self._is_milestone(self._step):
-                        self._observe(*waiting, sums)
-                        waiting = None
-                        self._milestone()
+        with closing(self._feed(examples, steps)) as batches:
+            for batch, counts in batches:
+                self._state, metrics = self._train_step(self._state, batch)
+                self._step += 1
                 if waiting is not None:
                     self._observe(*waiting, sums)
-        except (PluginError, DataError):
-            self.save()
-            raise
+                waiting = (self._step, metrics)
+                self._meter.add(*counts)
+                if self._setup.stop.exit_code is not None or self._is_milestone(self._step):
+                    self._observe(*waiting, sums)
+                    waiting = None
+                    self._milestone()
+            if waiting is not None:
+                self._observe(*waiting, sums)
         return {name: float(np.mean(values)) for name, values in sums.items()}
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float]:
@@ -231,8 +228,8 @@ class TrainingRun:
         """Looks at the metrics of a step: the finite check, the record, the live line."""
         metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
         skipped, streak, weight = int(metrics.pop("skipped")), int(metrics.pop("streak")), metrics.pop("weight")
-        for name, value in metrics.items():
-            sums[name].append(value)
+        for name in metrics.keys() - {"grad_norm", "learning_rate"}:
+            sums[name].append(metrics[name])
         if streak:
             self._not_finite(step, streak, weight)
         timeline = self._setup.timeline
@@ -249,7 +246,9 @@ class TrainingRun:
         )
 
     def _not_finite(self, step: int, streak: int, weight: float) -> None:
-        reason = "no position of the batch carries loss" if weight == 0 else "loss or gradient is not finite"
+        reason, remedy = "loss or gradient is not finite", _NOT_FINITE
+        if weight == 0:
+            reason, remedy = "no position of the batch carries loss", "look at what loss_fn counts: redco validate shows it"
         limit = self._setup.job.recipe.train.max_nonfinite_steps
         if streak < limit:
             warn(f"step {step}: {reason}; the update is skipped ({streak} in a row)")
@@ -260,7 +259,7 @@ class TrainingRun:
         raise TrainingError(
             f"step {step}",
             f"{reason}, {streak} steps in a row; the parameters are those of step {step - streak}; {good}",
-            "lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look at the data",
+            remedy,
         )
 
     def _record_evaluation(self, values: Mapping[str, float]) -> None:
@@ -272,9 +271,8 @@ class TrainingRun:
         metric = self._setup.job.recipe.eval.best_metric
         if metric not in values:
             known = ", ".join(values)
-            raise TrainingError(
-                self._setup.job.where("eval.best_metric"), f"evaluation gives no {metric}", f"it gives {known}"
-            )
+            place = self._setup.job.where("eval.best_metric")
+            raise RecipeError(place, f"evaluation gives no {metric}", f"it gives {known}")
 
     def _best(self) -> tuple[int, float] | None:
         """Step and value of the best evaluation so far, in this process or a checkpoint."""

@@ -18,6 +18,7 @@ from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.recipe.schema import Recipe
+from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.mesh import replicated
 from redco_cli.training.checkpoint import Checkpoints
 
@@ -38,22 +39,34 @@ FREE_TO_CHANGE = (
 """Keys that do not change what a step computes, so that a run may continue with other values."""
 
 
-def open_output(name: str, where: str) -> Path:
-    """The output directory, made if need be and proved to be writable.
+_OTHER_OUTPUT = "choose another output_dir, or correct its permissions"
+
+
+def output_directory(name: str, where: str) -> Path:
+    """The output directory, which is not made yet.
 
     Raises:
-        StorageError: it cannot be made or written.
+        StorageError: it could not be made or written.
     """
     directory = Path(name).resolve()
+    check_directory(directory, where, _OTHER_OUTPUT)
+    return directory
+
+
+def open_output(directory: Path, where: str) -> None:
+    """Makes the output directory, if need be, and proves that it can be written.
+
+    Raises:
+        StorageError: it cannot.
+    """
     probe = directory / ".writable"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"redco")
         probe.unlink()
     except OSError as error:
-        problem = f"{directory} cannot be written: {error.strerror or error}"
-        raise StorageError(where, problem, "choose another output_dir, or correct its permissions") from error
-    return directory
+        problem = f"{shown(directory)} cannot be written: {error.strerror or error}"
+        raise StorageError(where, problem, _OTHER_OUTPUT) from error
 
 
 def own_checkpoints(directory: Path, recipe: Recipe) -> Checkpoints:
@@ -91,12 +104,13 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
     if choice == "never":
         if steps:
             remedy = "set checkpoint.resume: auto to continue it, or choose another output_dir"
-            raise StorageError(where, f"never, but {own.path(steps[-1])} exists", remedy)
+            raise StorageError(where, f"never, but {shown(own.path(steps[-1]))} exists", remedy)
     elif choice != "auto":
-        source, step = _chosen(choice, loaded.recipe, where)
+        source, step = _chosen(choice, loaded.recipe, where, "auto, never")
         steps = [step]
     if not steps:
         return Start(directory, own)
+    own.best()  # reads what every checkpoint says of itself: a damaged one is found now, not at the first save
     now = pin_paths(loaded).recipe.model_dump(mode="json")
     refuse_changes(source.meta(steps[-1]).recipe, now, loaded.where, source.path(steps[-1]).name)
     return Start(directory, own, source, steps[-1])
@@ -127,7 +141,7 @@ def trained_params(job: Job, mesh: Mesh, directory: Path, choice: str) -> tuple[
             problem = "holds no checkpoint" if not steps else "holds no evaluated checkpoint"
             raise StorageError(shown(directory), problem, "train first: redco train")
     else:
-        checkpoints, step = _chosen(choice, job.recipe, "--checkpoint")
+        checkpoints, step = _chosen(choice, job.recipe, "--checkpoint", "last, best")
     sharding = replicated(mesh)
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), job.model.abstract
@@ -135,11 +149,12 @@ def trained_params(job: Job, mesh: Mesh, directory: Path, choice: str) -> tuple[
     return checkpoints.restore_params(step, abstract), shown(checkpoints.path(step))
 
 
-def _chosen(choice: str, recipe: Recipe, where: str) -> tuple[Checkpoints, int]:
+def _chosen(choice: str, recipe: Recipe, where: str, words: str) -> tuple[Checkpoints, int]:
     path = Path(choice).resolve()
     match = re.fullmatch(r"checkpoint-(\d+)", path.name)
     if match is None or not path.is_dir():
-        raise StorageError(where, f"{choice} is no checkpoint", "name a directory such as runs/x/checkpoint-100")
+        remedy = f"give {words}, or a directory such as runs/x/checkpoint-100"
+        raise StorageError(where, f"{choice} is no checkpoint", remedy)
     return own_checkpoints(path.parent, recipe), int(match[1])
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import optax
 from jax.sharding import Mesh
 
 from redco_cli.console import TrainProgress, note
-from redco_cli.errors import StorageError
+from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import initial_params
 from redco_cli.plugin.guard import guarded
@@ -25,8 +27,51 @@ from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule
 from redco_cli.training.plot import plot_losses
 from redco_cli.training.resume import Start
 from redco_cli.training.sinks import open_sinks
-from redco_cli.training.state import TrainState, frozen_paths, new_state
+from redco_cli.training.state import TrainState, frozen_paths, new_state, partition
 from redco_cli.training.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How parameters change in a step.
+
+    Attributes:
+        optimizer: the optax transformation, clipping included.
+        schedule: updates done to learning rate.
+        frozen: paths of the parameters that do not change.
+    """
+
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    frozen: frozenset[str]
+
+
+def plan_updates(job: Job, timeline: Timeline) -> Updates:
+    """The recipe's optimizer, or the plugin's, proved on abstract parameters: nothing is computed.
+
+    Raises:
+        RecipeError: `train.freeze` is wrong.
+        PluginError: `optimizer_fn` raised, or returned what cannot update these parameters.
+    """
+    train = job.recipe.train
+    schedule = make_schedule(train, steps=timeline.steps, warmup=timeline.warmup, decay=timeline.decay)
+    always = getattr(job.model, "frozen", ())
+    frozen = frozen_paths(job.model.abstract, train.freeze, always, job.where("train.freeze"))
+    if job.plugin.optimizer_fn is None:
+        return Updates(with_clipping(make_optimizer(train, schedule), train.max_grad_norm), schedule, frozen)
+    place = f"{job.plugin.file}: optimizer_fn"
+    with guarded(place, "optimizer_fn", job.plugin.file):
+        given = job.plugin.optimizer_fn(job.context("train"), schedule)
+        if not isinstance(given, optax.GradientTransformation):
+            problem = f"returned {given!r:.60}, which is no optax transformation"
+            raise PluginError(place, problem, "return one, such as optax.adam(schedule)")
+        optimizer = with_clipping(given, train.max_grad_norm)
+
+        def update(params: Any) -> Any:
+            return optax.apply_updates(params, optimizer.update(params, optimizer.init(params), params)[0])
+
+        jax.eval_shape(update, partition(job.model.abstract, frozen)[0])
+    return Updates(optimizer, schedule, frozen)
 
 
 @contextlib.contextmanager
@@ -34,6 +79,7 @@ def open_run(
     job: Job,
     mesh: Mesh,
     timeline: Timeline,
+    updates: Updates,
     start: Start,
     progress: TrainProgress,
     predict: Predict,
@@ -45,6 +91,7 @@ def open_run(
         job: recipe, plugin, model, data.
         mesh: the devices.
         timeline: when things happen.
+        updates: how parameters change.
         start: the output directory and the checkpoint to continue.
         progress: the live line.
         predict: parameters and examples to predictions.
@@ -54,11 +101,9 @@ def open_run(
         RedcoError: weights or checkpoint cannot be read, or the output directory cannot be written.
     """
     pinned = pin_paths(job.loaded)
-    train = job.recipe.train
-    schedule = make_schedule(train, steps=timeline.steps, warmup=timeline.warmup, decay=timeline.decay)
-    optimizer = with_clipping(_optimizer(job, schedule), train.max_grad_norm)
-    state = _first_state(job, mesh, optimizer, start)
+    state = _first_state(job, mesh, updates, start)
     with contextlib.ExitStack() as stack:
+        start.checkpoints.sweep()
         stack.callback(start.checkpoints.close)
         recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
         _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned))
@@ -68,8 +113,8 @@ def open_run(
             job,
             mesh,
             timeline,
-            optimizer,
-            schedule,
+            updates.optimizer,
+            updates.schedule,
             recorder,
             start.checkpoints,
             progress,
@@ -85,24 +130,31 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
 
     Returns:
         The means over the steps done; nothing after a `run_fn`, which has its own.
+
+    Raises:
+        PluginError, DataError, RecipeError: the plugin, the data or a name in the recipe failed on the way; a
+            checkpoint of the steps before is saved, and the same command continues once that is repaired.
     """
-    if job.recipe.eval.at_start and run.step == 0:
-        run.evaluate()
     means: Mapping[str, float] = {}
-    if job.plugin.run_fn is None:
-        means = run.train()
-    else:
-        with guarded(f"{job.plugin.file}: run_fn", "run_fn", job.plugin.file):
-            job.plugin.run_fn(run)
+    try:
+        if job.recipe.eval.at_start and run.step == 0:
+            run.evaluate()
+        if job.plugin.run_fn is None:
+            means = run.train()
+        else:
+            with guarded(f"{job.plugin.file}: run_fn", "run_fn", job.plugin.file):
+                job.plugin.run_fn(run)
+    except (PluginError, DataError, RecipeError):
+        if run.step:
+            run.save()
+        raise
     run.save()
     return means
 
 
-def _first_state(job: Job, mesh: Mesh, optimizer: Any, start: Start) -> TrainState:
+def _first_state(job: Job, mesh: Mesh, updates: Updates, start: Start) -> TrainState:
     """The state to train from, born on the mesh: restored, loaded from saved weights, or initialised."""
-    always = getattr(job.model, "frozen", ())
-    frozen = frozen_paths(job.model.abstract, job.recipe.train.freeze, always, job.where("train.freeze"))
-    sharding = replicated(mesh)
+    optimizer, frozen, sharding = updates.optimizer, updates.frozen, replicated(mesh)
     if start.source is not None:
         abstract = jax.eval_shape(lambda params: new_state(params, frozen, optimizer), job.model.abstract)
         placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
@@ -114,13 +166,6 @@ def _first_state(job: Job, mesh: Mesh, optimizer: Any, start: Start) -> TrainSta
     begin = jax.jit(lambda params: new_state(params, frozen, optimizer), out_shardings=sharding, donate_argnums=0)
     state: TrainState = begin(params)
     return state
-
-
-def _optimizer(job: Job, schedule: Schedule) -> Any:
-    if job.plugin.optimizer_fn is None:
-        return make_optimizer(job.recipe.train, schedule)
-    with guarded(f"{job.plugin.file}: optimizer_fn", "optimizer_fn", job.plugin.file):
-        return job.plugin.optimizer_fn(job.context("train"), schedule)
 
 
 def _open_recorder(job: Job, start: Start, resolved: Mapping[str, Any]) -> Recorder:
@@ -143,4 +188,5 @@ def _write(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise StorageError(str(path), f"cannot be written: {error.strerror or error}", "free space") from error

@@ -1,6 +1,7 @@
 """The source tree as these tests read it: parsed, never imported."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,9 +9,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "redco_cli"
 
 
-def modules() -> list[Path]:
+@functools.cache
+def modules() -> tuple[Path, ...]:
     """Every module of the package, then every built-in plugin."""
-    return [*sorted((ROOT / PACKAGE).rglob("*.py")), *sorted((ROOT / "plugins").glob("*.py"))]
+    return (*sorted((ROOT / PACKAGE).rglob("*.py")), *sorted((ROOT / "plugins").glob("*.py")))
 
 
 def shown(path: Path) -> str:
@@ -22,6 +24,7 @@ def dotted(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+@functools.cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 

@@ -50,7 +50,7 @@ def test_the_file_map_is_the_tree():
     assert set(entries) == tree
 
 
-@pytest.mark.parametrize("words", command_lines(), ids=" ".join)
+@pytest.mark.parametrize("words", list(command_lines()), ids=" ".join)
 def test_every_command_of_the_readme_can_be_run(words):
     if words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)

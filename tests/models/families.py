@@ -58,7 +58,7 @@ _VIT = {
 }
 _RESNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2]}
 _WAV2VEC2 = {
-    **_BERT,
+    **{key: value for key, value in _BERT.items() if key != "max_position_embeddings"},
     "model_type": "wav2vec2",
     "do_stable_layer_norm": True,
     "feat_extract_norm": "layer",
@@ -208,7 +208,7 @@ def config_for(model_type: str, task: str, **changed: Any) -> dict[str, Any]:
         config["is_decoder"] = True
     if task.endswith("_classification"):
         config["num_labels"] = 3
-    return config | changed
+    return config | copy.deepcopy(changed)  # building a composite empties its parts
 
 
 def save_torch(config: dict[str, Any], task: str, directory: Path, **saving: Any) -> Saved:

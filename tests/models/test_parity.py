@@ -53,6 +53,7 @@ def test_what_is_often_forgotten_in_decoders(model_type, changed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:jax.nn.one_hot input should be integer-typed")  # the Flax LongT5
 @pytest.mark.parametrize(
     ("model_type", "changed"),
     [
