@@ -112,7 +112,7 @@ def predict(
     checkpoint: Annotated[
         str, typer.Option("--checkpoint", metavar="last|best|PATH", help="Which parameters to predict with.")
     ] = "last",
-    show: Annotated[int, typer.Option("--show", metavar="N", help="Also print the first N predictions.")] = 0,
+    show: Annotated[int, typer.Option("--show", metavar="N", min=0, help="Also print the first N predictions.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Predict a JSON-lines file or the eval examples: in order, each once, continuing if killed."""

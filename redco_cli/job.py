@@ -7,18 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import flax.linen as nn
 import numpy as np
 from jax.sharding import Mesh
 
 from redco_cli.data.batch import check_batch
-from redco_cli.data.examples import check_examples
+from redco_cli.data.examples import check_examples, is_indexed
 from redco_cli.data.source import load_source
-from redco_cli.errors import DataError, RecipeError
+from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.module import module_model
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.tokenizer import load_tokenizer
 from redco_cli.plugin.calls import call_collate, call_loss, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
+from redco_cli.plugin.examples import guard_examples
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin
 from redco_cli.recipe.load import LoadedRecipe
@@ -114,8 +116,9 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Sequence[Ex
     if "train" in stages:
         job = replace(job, train_examples=_examples(job, "train"))
         if job.train_examples is None:
-            remedy = "add data.train, or define load_examples(ctx, split) in the plugin"
-            raise DataError(loaded.where("data.train"), "there is no training data", remedy)
+            found = "" if plugin.load_examples is None else "; load_examples(ctx, 'train') returned None"
+            remedy = "add data.train, or let load_examples(ctx, 'train') of the plugin return examples"
+            raise DataError(loaded.where("data.train"), f"there is no training data{found}", remedy)
     job = replace(job, eval_examples=_examples(job, "eval") if given is None else given)
     if job.eval_examples is None:
         _refuse_without_eval(loaded, stages)
@@ -130,11 +133,26 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> None:
 
     Raises:
         PluginError: a function raised, or returned something else than the contract says.
+        RecipeError: evaluation will not give the metric that decides which checkpoint is best.
     """
     for stage in stages:
         examples = job.train_examples if stage == "train" else job.eval_examples
-        if examples is not None:
-            prove(job.plugin, job.context(stage), job.model.abstract, _probe(job, examples, stage), stage=stage)
+        if examples is None:
+            continue
+        batch = _probe(job, examples, stage)
+        proved = prove(job.plugin, job.context(stage), job.model.abstract, batch, stage=stage)
+        if stage == "eval":
+            _check_best_metric(job, ["loss", *proved.metrics])
+
+
+def _check_best_metric(job: Job, known: Sequence[str]) -> None:
+    """What `metric_fn` returns is known only when it has run; without it, only what `loss_fn` gives can be meant."""
+    section, has_more = job.recipe.eval, job.plugin.metric_fn is not None
+    if section.best_metric in known or (has_more and section.predict):
+        return
+    hint = "; for those of metric_fn set eval.predict: true" if has_more else ""
+    problem = f"evaluation gives no {section.best_metric}"
+    raise RecipeError(job.where("eval.best_metric"), problem, f"it gives {', '.join(known)}{hint}")
 
 
 def _probe(job: Job, examples: Any, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
@@ -161,7 +179,13 @@ def _examples(job: Job, split: str) -> Any:
     where = f"{job.plugin.file}: load_examples"
     with guarded(where, f"load_examples(ctx, {split!r})", job.plugin.file):
         examples = job.plugin.load_examples(job.context("train" if split == "train" else "eval"), split)
-    return None if examples is None else check_examples(examples, where)
+        if examples is None:
+            return None
+        examples = check_examples(examples, where)
+    if split == "eval" and not is_indexed(examples):
+        problem = "the eval examples have no length, and each must be evaluated exactly once"
+        raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")
+    return guard_examples(examples, job.plugin.file)
 
 
 def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
@@ -182,13 +206,28 @@ def _built_model(job: Job) -> Any:
     assert job.plugin.build_model is not None
     batch = _probe(job, examples, stage)
     with guarded(where, "build_model", job.plugin.file):
-        return module_model(job.plugin.build_model(job.context(stage)), batch, where=where)
+        module = job.plugin.build_model(job.context(stage))
+        if not isinstance(module, nn.Module):
+            problem = f"returned {module!r:.60}, which is no flax.linen.Module"
+            raise PluginError(where, problem, "return an instance of one: return Net(...)")
+        return module_model(module, batch, where=where)
 
 
 def micro_batch_size(recipe: Recipe) -> int:
     """Examples per forward and backward pass over all devices."""
     micro = recipe.train.micro_batch_size
     return recipe.train.global_batch_size if micro == "auto" else micro
+
+
+def check_sizes(job: Job, mesh: Mesh) -> None:
+    """Refuses batch sizes that the devices cannot share evenly, of every stage at once.
+
+    Raises:
+        DeviceError: naming the recipe key.
+    """
+    check_divisible(micro_batch_size(job.recipe), mesh, job.where("train.micro_batch_size"), "a micro-batch")
+    pass_size(job, mesh, "eval")
+    pass_size(job, mesh, "predict")
 
 
 def pass_size(job: Job, mesh: Mesh, stage: Literal["eval", "predict"]) -> int:

@@ -10,17 +10,18 @@ from typing import Any
 
 from redco_cli.console import CountProgress, TrainProgress, note
 from redco_cli.data.jsonl import read_jsonl
-from redco_cli.job import micro_batch_size, prepare, stages_of
+from redco_cli.job import check_sizes, prepare, stages_of
+from redco_cli.models.initial import check_initial
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
-from redco_cli.prediction.predict import Predictor, write_predictions
+from redco_cli.prediction.predict import Predictor, check_output, write_predictions
 from redco_cli.recipe.load import find_run, load_recipe
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
-from redco_cli.runtime.mesh import check_divisible, make_mesh
+from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.signals import stop_on_signal
-from redco_cli.training.resume import find_start, open_output, trained_params
-from redco_cli.training.session import drive, open_run
+from redco_cli.training.resume import find_start, open_output, output_directory, trained_params
+from redco_cli.training.session import drive, open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 
 Name = str | os.PathLike[str]
@@ -61,16 +62,20 @@ def train(recipe: Name, overrides: Sequence[str] = ()) -> TrainResult:
     enable_compilation_cache()
     job = prepare(loaded, stages=stages_of(loaded.recipe))
     mesh = make_mesh(job.recipe.mesh, job.where)
-    check_divisible(micro_batch_size(job.recipe), mesh, job.where("train.micro_batch_size"), "a micro-batch")
+    check_sizes(job, mesh)
     timeline = make_timeline(job.recipe, job.train_size, job.where)
-    start = find_start(loaded, open_output(job.recipe.output_dir, job.where("output_dir")))
-    with stop_on_signal() as stop, TrainProgress(timeline.steps, start.step) as progress:
+    updates = plan_updates(job, timeline)
+    start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
+    if start.source is None:
+        check_initial(job.model, job.recipe.model)
+    open_output(start.directory, job.where("output_dir"))
+    with stop_on_signal(note) as stop, TrainProgress(timeline.steps, start.step) as progress:
         predictor = Predictor(job, mesh, progress.compiling)
 
         def predictions(params: Params, examples: Sequence[Example]) -> list[Any]:
             return predictor.all(params, examples, lambda done: progress.phase("predicting", done, len(examples)))
 
-        with open_run(job, mesh, timeline, start, progress, predictions, stop) as run:
+        with open_run(job, mesh, timeline, updates, start, progress, predictions, stop) as run:
             means = drive(run, job)
     kept = start.checkpoints
     return TrainResult(start.directory, run.step, means, run.history, kept.best(), kept.path(kept.steps()[-1]))
@@ -102,15 +107,16 @@ def predict(
     """
     recipe, directory = find_run(target)
     loaded = load_recipe(recipe, overrides)
-    enable_compilation_cache()
+    directory = directory or Path(loaded.recipe.output_dir)
     source = input if input is not None else pin_paths(loaded).recipe.predict.input
+    name = "eval_examples" if source is None else Path(source).stem
+    file = Path(output) if output is not None else directory / "predictions" / f"{name}.jsonl"
+    check_output(file, source)
+    enable_compilation_cache()
     job = prepare(loaded, stages=("predict",), given=None if source is None else read_jsonl(source))
     mesh = make_mesh(job.recipe.mesh, job.where)
-    directory = directory or Path(job.recipe.output_dir)
     params, origin = trained_params(job, mesh, directory, checkpoint)
     note(f"{len(job.eval_examples)} examples, with the parameters of {origin}")
-    name = "eval" if source is None else Path(source).stem
-    file = Path(output) if output is not None else directory / "predictions" / f"{name}.jsonl"
     with CountProgress("predicting", len(job.eval_examples)) as progress:
         predictor = Predictor(job, mesh, progress.compiling)
         write_predictions(predictor, params, job, file, origin, progress.update)
@@ -129,7 +135,10 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     loaded = load_recipe(recipe, overrides)
     job = prepare(loaded, stages=stages_of(loaded.recipe))
     mesh = make_mesh(job.recipe.mesh, job.where)
-    check_divisible(micro_batch_size(job.recipe), mesh, job.where("train.micro_batch_size"), "a micro-batch")
+    check_sizes(job, mesh)
     timeline = make_timeline(job.recipe, job.train_size, job.where)
-    find_start(loaded, Path(job.recipe.output_dir).resolve())
+    plan_updates(job, timeline)
+    start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
+    if start.source is None:
+        check_initial(job.model, job.recipe.model)
     return summary(job, timeline), list(masked_sequences(job))

@@ -22,6 +22,7 @@ from redco_cli.recipe.schema import SourceSection
 FILE_FORMATS = ("json", "csv", "parquet", "text", "arrow")
 """What `path` may name besides a directory and a hub id; `data_files` then says which files."""
 
+_LONGEST_REASON = 300  # `datasets` may list every file ending it knows
 _NO_ROWS = re.compile("corresponds to no data|No columns to parse from file|at least one example")
 _BAD_CONFIGURATION = re.compile("Config name is missing|BuilderConfig .* not found")
 
@@ -31,7 +32,9 @@ def library() -> Any:
     import datasets
 
     datasets.disable_progress_bars()
-    for handler in logging.getLogger("datasets").handlers:
+    logger = logging.getLogger("datasets")
+    logger.propagate = False  # other libraries give the root logger a handler, which would say it again
+    for handler in logger.handlers:
         handler.addFilter(_below_error)
     return datasets
 
@@ -158,7 +161,8 @@ def _find_damage(form: str, files: Sequence[str], reason: str) -> str | None:
 def _reason(error: BaseException) -> str:
     generic = isinstance(error, library().exceptions.DatasetGenerationError) and error.__cause__ is not None
     cause = error.__cause__ if generic else error
-    return " ".join(str(cause).split()) or type(cause).__name__
+    text = " ".join(str(cause).split()) or type(cause).__name__
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
 def _damage() -> tuple[type[BaseException], ...]:

@@ -62,7 +62,7 @@ def _named_config(name: str, revision: str | None, where: Callable[[str], str]) 
         )
     try:
         return AutoConfig.from_pretrained(directory or name, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # a config.json may hold anything
         raise ModelError(where("model.name"), *_hub_problem(name, directory, error)) from None
 
 

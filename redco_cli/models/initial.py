@@ -7,9 +7,21 @@ from typing import Any
 
 import jax
 
-from redco_cli.models.weights import checkpoint_directory, load_params
+from redco_cli.models.configs import local_directory
+from redco_cli.models.weights import check_checkpoint, checkpoint_directory, load_params
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
+
+
+def check_initial(model: Any, section: ModelSection) -> None:
+    """Finds out what is wrong with the weights of a local `model.name` from the headers of its files: none is read.
+
+    Raises:
+        ModelError: there are none, they are cut off, or they do not fit the model.
+    """
+    directory = None if section.name is None else local_directory(section.name)
+    if directory is not None:
+        check_checkpoint(model, directory)
 
 
 def initial_params(

@@ -88,13 +88,8 @@ def load_params(model: HfFlaxModel, directory: Path, shardings: Params | None = 
     Raises:
         ModelError: the checkpoint does not fit the model, or is damaged.
     """
-    checkpoint = open_checkpoint(directory)
+    checkpoint, placement, fresh = _open(model, directory, may_lack_head=rng is not None)
     abstract = flatten_dict(model.abstract)
-    placement = place_tensors(
-        checkpoint.shapes, abstract, model.flax.base_model_prefix, tied_shape=_tied_shape(model, abstract)
-    )
-    fresh = lacking_heads(placement, abstract, model.flax.base_model_prefix)
-    _check(model, directory, checkpoint, placement, fresh if rng is not None else ())
     flat_shardings = flatten_dict(shardings) if shardings is not None else {}
     params = {}
     for path, (name, order) in placement.sources.items():
@@ -106,6 +101,30 @@ def load_params(model: HfFlaxModel, directory: Path, shardings: Params | None = 
         tuple("/".join(path) for path in fresh),
         placement.unused,
     )
+
+
+def check_checkpoint(model: HfFlaxModel, directory: Path) -> None:
+    """What `load_params` with a key would refuse, found in the headers of safetensors; Flax's own files have none.
+
+    Raises:
+        ModelError: the checkpoint does not fit the model, is cut off, or is not there.
+    """
+    if not (directory / FLAX).is_file():
+        _open(model, directory, may_lack_head=True)
+
+
+def _open(
+    model: HfFlaxModel, directory: Path, *, may_lack_head: bool
+) -> tuple[Checkpoint, Placement, tuple[tuple[str, ...], ...]]:
+    """A checkpoint that fits the model, where its tensors go, and the paths of a head that it lacks."""
+    checkpoint = open_checkpoint(directory)
+    abstract = flatten_dict(model.abstract)
+    placement = place_tensors(
+        checkpoint.shapes, abstract, model.flax.base_model_prefix, tied_shape=_tied_shape(model, abstract)
+    )
+    fresh = lacking_heads(placement, abstract, model.flax.base_model_prefix)
+    _check(model, directory, checkpoint, placement, fresh if may_lack_head else ())
+    return checkpoint, placement, fresh
 
 
 def _tied_shape(model: HfFlaxModel, abstract: dict[tuple[str, ...], Any]) -> tuple[int, ...] | None:

@@ -15,7 +15,9 @@ from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
-OWN_METRICS = frozenset({"loss", "weight", "grad_norm", "learning_rate", "skipped", "streak"})
+_OF_STEPS = ("loss", "weight", "grad_norm", "learning_rate", "skipped", "streak")
+_OF_RECORDS = ("step", "kind", "time", "nonfinite", "examples_per_second", "tokens_per_second", "input_wait")
+OWN_METRICS = frozenset(_OF_STEPS + _OF_RECORDS)
 """What the core itself records of a step: a plugin's metric of the same name would hide it, or be hidden."""
 
 
@@ -69,11 +71,11 @@ def _named(metrics: Any, where: str) -> Mapping[str, Any]:
 
 
 def _differentiable(value: Any, where: str, what: str, batch: Batch) -> jax.Array:
-    scalar = _scalar(value, where, what, batch)
-    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-        problem = f"{what} is {jnp.result_type(value).name} on the batch {describe(batch)}, which has no gradient"
+    dtype = getattr(value, "dtype", jnp.dtype(jnp.float32))
+    if not jnp.issubdtype(dtype, jnp.floating):
+        problem = f"{what} is {dtype.name} on the batch {describe(batch)}, which has no gradient"
         raise PluginError(where, problem, "return a float; count errors in metrics={...}")
-    return scalar
+    return _scalar(value, where, what, batch)
 
 
 def _scalar(value: Any, where: str, what: str, batch: Batch) -> jax.Array:

@@ -7,6 +7,7 @@ over if not. Only a complete file gets its name.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,11 +20,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from redco_cli.data.loader import predict_batches
-from redco_cli.errors import StorageError
+from redco_cli.errors import PluginError, StorageError, UsageError
 from redco_cli.job import Job, pass_size
 from redco_cli.plugin.calls import call_output, call_predict
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.recipe.paths import pin_paths
+from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.mesh import data_shards, over_data, put, replicated
 from redco_cli.runtime.program import Announce, Program
 
@@ -90,6 +92,36 @@ class Predictor:
         return predictions
 
 
+def check_output(output: Path, input: str | os.PathLike[str] | None) -> None:
+    """Refuses, before anything is computed, an output that cannot be written or would replace something else.
+
+    Args:
+        output: the predictions file to be.
+        input: the file of examples, if there is one.
+
+    Raises:
+        UsageError: it is a directory, the input itself, or a file that holds no predictions.
+        StorageError: its directory cannot be made or written.
+    """
+    remedy = "choose another file: --output FILE"
+    check_directory(output.absolute().parent, str(output), remedy)
+    if output.is_dir():
+        raise UsageError(str(output), "is a directory, but predictions go to a file", remedy)
+    if output.exists():
+        if input is not None and os.path.exists(input) and output.samefile(input):
+            raise UsageError(str(output), "is the input as well", remedy)
+        if not _holds_predictions(output):
+            raise UsageError(str(output), "is there already, and holds no predictions", remedy)
+
+
+def _holds_predictions(file: Path) -> bool:
+    try:
+        first = json.loads(file.open("rb").readline())
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and first.keys() == {"index", "example", "prediction"}
+
+
 def write_predictions(predictor: Predictor, params: Params, job: Job, output: Path, origin: str, done: Done) -> None:
     """Predicts the eval examples into a JSON-lines file: `{"index": 0, "example": {...}, "prediction": ...}`, in order.
 
@@ -109,22 +141,41 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
         "batch_size": predictor.batch_size(len(examples)),
         "examples": _fingerprint(examples),
     }
-    try:
+    with _writing(output):
         output.parent.mkdir(parents=True, exist_ok=True)
         start = _whole_lines(partial) if _same(description, identity) else 0
         if start == 0:
             partial.unlink(missing_ok=True)
             description.write_text(json.dumps(identity), encoding="utf-8")
-        done(start)
-        with partial.open("a", encoding="utf-8") as file:
-            for index, prediction in predictor(params, examples, start):
-                line = {"index": index, "example": _shown(examples[index]), "prediction": prediction}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        file = partial.open("a", encoding="utf-8")
+    done(start)
+    with file:
+        for index, prediction in predictor(params, examples, start):
+            line = _line(index, examples[index], prediction, job)
+            with _writing(output):
+                file.write(line)
                 file.flush()
-                done(index + 1)
-            os.fsync(file.fileno())
+            done(index + 1)
+    with _writing(output):
         partial.replace(output)
         description.unlink()
+
+
+def _line(index: int, example: Example, prediction: Any, job: Job) -> str:
+    line = {"index": index, "example": _shown(example), "prediction": prediction}
+    try:
+        return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+    except ValueError:
+        problem = f"the prediction of example {index} holds a number that is not finite, which JSON cannot"
+        raise PluginError(
+            f"{job.plugin.file}: predict_fn", problem, "look at the model, or name it in output_fn"
+        ) from None
+
+
+@contextlib.contextmanager
+def _writing(output: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         remedy = "free space or correct the permissions, then run the same command again: it continues"
         raise StorageError(str(output), f"cannot be written: {error.strerror or error}", remedy) from error
@@ -148,7 +199,7 @@ def _whole_lines(partial: Path) -> int:
 
 
 def _fingerprint(examples: Sequence[Example]) -> str:
-    """A hash of the examples' number, and of all their contents that JSON can hold."""
+    """The number of examples, and a hash of all that JSON can hold of them."""
     digest = hashlib.sha256()
     for index in range(len(examples)):
         digest.update(json.dumps(_shown(examples[index]), sort_keys=True).encode())

@@ -174,7 +174,7 @@ def _base_path(base: object, path: Path, where: str) -> Path:
     try:
         return beside if os.path.isfile(beside) else find_recipe(base)
     except UsageError as error:
-        raise RecipeError(where, error.problems[0].problem, error.problems[0].remedy) from None
+        raise RecipeError(where, f"{base}: {error.problems[0].problem}", error.problems[0].remedy) from None
 
 
 def _merge(

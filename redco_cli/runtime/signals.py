@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -24,8 +24,12 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signal() -> Iterator[StopRequest]:
-    """Catches SIGINT, SIGTERM and SIGUSR1 while the context lasts; elsewhere than in the main thread, none."""
+def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
+    """Catches SIGINT, SIGTERM and SIGUSR1 while the context lasts; elsewhere than in the main thread, none.
+
+    Args:
+        tell: says to the user that the signal was heard.
+    """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -35,6 +39,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         if request.exit_code is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_REQUEUE
+        tell(f"{signal.Signals(number).name}: stopping and saving after this step; Ctrl-C again stops at once")
 
     previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
     try:

@@ -17,6 +17,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,10 @@ class Checkpoints:
         if step not in self._metas:
             with self._readable(step):
                 args = ocp.args.Composite(meta=ocp.args.JsonRestore())
-                self._metas[step] = Meta(**self._checkpointer.restore(self.path(step), args=args)["meta"])
+                restored = self._checkpointer.restore(self.path(step), args=args)["meta"]
+                if not isinstance(restored, dict) or restored.keys() != Meta.__annotations__.keys():
+                    raise ValueError("meta does not say step, metric and recipe")
+                self._metas[step] = Meta(**restored)
         return self._metas[step]
 
     def best(self) -> int | None:
@@ -186,7 +190,7 @@ class Checkpoints:
             problem = f"is of another model or optimizer: {', '.join(misfits[:_SHOWN])}{more}"
             remedy = "restore the recipe and the plugin that wrote it, or choose another checkpoint or output_dir"
             raise StorageError(shown(path), problem, remedy)
-        with self._readable(step):
+        with self._readable(step), _late_reads_ignored():
             args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
             return self._checkpointer.restore(path, args=ocp.args.Composite(**args))
 
@@ -217,6 +221,23 @@ class Checkpoints:
         return StorageError(shown(self.path(step)), f"cannot be written: {_reason(error)}; {kept}", remedy)
 
 
+@contextlib.contextmanager
+def _late_reads_ignored() -> Iterator[None]:
+    """After a read has failed, tensorstore complains on stderr of those that end when orbax no longer listens.
+
+    That can be any time later, so the complaints stay muted once the reading has failed.
+    """
+    report = sys.excepthook
+
+    def report_others(kind: Any, error: BaseException, frames: Any) -> None:
+        if str(error) != "Event loop is closed":
+            report(kind, error, frames)
+
+    sys.excepthook = report_others
+    yield
+    sys.excepthook = report
+
+
 def _reason(error: Exception) -> str:
     """What orbax raised in a few words: the system's own for an error code, else the first line, without its specs."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
@@ -229,7 +250,9 @@ def _reason(error: Exception) -> str:
 def _misfits(stored: Any, wanted: Any) -> list[str]:
     """Each array of nested dicts whose shape differs: `hidden/kernel is [5, 16], not [5, 8]`."""
     there, here = _shapes(stored), _shapes(wanted)
-    wrong = [f"{path} is {there[path]}, not {here[path]}" for path in there if path in here and there[path] != here[path]]
+    wrong = [
+        f"{path} is {there[path]}, not {here[path]}" for path in there if path in here and there[path] != here[path]
+    ]
     return [
         *wrong,
         *(f"{path} is missing" for path in here if path not in there),

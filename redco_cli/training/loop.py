@@ -34,7 +34,11 @@ from redco_cli.training.step import make_eval_step, make_train_step
 from redco_cli.training.timeline import Timeline
 
 Predict = Callable[[Params, Sequence[Example]], list[Any]]
-_NOT_FINITE = "lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look at the data"
+_NO_WEIGHT = "no position of the batch carries loss", "look at what collate_fn masks and loss_fn counts"
+_NOT_FINITE = (
+    "loss or gradient is not finite",
+    "lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look at the data",
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,6 @@ class TrainingRun:
         self._step = step
         self._meter = Meter()
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
-        self._skipped = int(state.skipped)
         self.history: list[tuple[int, Mapping[str, float]]] = []
         job, shardings = setup.job, jax.tree.map(lambda leaf: leaf.sharding, state)
         train_step = make_train_step(job.loss, setup.optimizer, setup.schedule, job.recipe.seed)
@@ -209,14 +212,15 @@ class TrainingRun:
     def _milestone(self) -> None:
         """What happens between two steps: evaluation, checkpoint, the end that a signal asked for."""
         timeline, job, stop = self._setup.timeline, self._setup.job, self._setup.stop
+        stopping = stop.exit_code is not None and self._step != timeline.steps  # at the end there is nothing to stop
         improved = False
-        if stop.exit_code is None and job.eval_examples is not None and timeline.due(self._step, timeline.eval_every):
+        if not stopping and job.eval_examples is not None and timeline.due(self._step, timeline.eval_every):
             before = self._best()
             self.evaluate()
             improved = self._best() != before
-        if improved or stop.exit_code is not None or timeline.due(self._step, timeline.checkpoint_every):
+        if improved or stopping or timeline.due(self._step, timeline.checkpoint_every):
             self.save()
-        if stop.exit_code is not None:
+        if stopping:
             self._setup.checkpoints.wait()
             name = self._setup.checkpoints.path(self._step)
             kind = Interrupted if stop.exit_code == EXIT_INTERRUPTED else Requeue
@@ -229,7 +233,8 @@ class TrainingRun:
         metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
         skipped, streak, weight = int(metrics.pop("skipped")), int(metrics.pop("streak")), metrics.pop("weight")
         for name in metrics.keys() - {"grad_norm", "learning_rate"}:
-            sums[name].append(metrics[name])
+            if math.isfinite(metrics[name]):
+                sums[name].append(metrics[name])
         if streak:
             self._not_finite(step, streak, weight)
         timeline = self._setup.timeline
@@ -246,9 +251,7 @@ class TrainingRun:
         )
 
     def _not_finite(self, step: int, streak: int, weight: float) -> None:
-        reason, remedy = "loss or gradient is not finite", _NOT_FINITE
-        if weight == 0:
-            reason, remedy = "no position of the batch carries loss", "look at what loss_fn counts: redco validate shows it"
+        reason, remedy = _NO_WEIGHT if weight == 0 else _NOT_FINITE
         limit = self._setup.job.recipe.train.max_nonfinite_steps
         if streak < limit:
             warn(f"step {step}: {reason}; the update is skipped ({streak} in a row)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,10 @@ FREE_TO_CHANGE = (
     "logging",
     "checkpoint",
     "predict",
-    "eval",
-    "data.eval",
+    "eval.every",
+    "eval.at_start",
+    "eval.predict",
+    "eval.batch_size",
     "data.workers",
     "train.micro_batch_size",
     "train.remat",
@@ -37,6 +39,8 @@ FREE_TO_CHANGE = (
     "model.tokenizer",
 )
 """Keys that do not change what a step computes, so that a run may continue with other values."""
+FREE_WHILE_UNRANKED = ("eval.best_metric", "eval.best_mode", "data.eval")
+"""Keys that decide which checkpoint is best: free as well while none of the run's has been evaluated."""
 
 
 _OTHER_OUTPUT = "choose another output_dir, or correct its permissions"
@@ -110,9 +114,14 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
         steps = [step]
     if not steps:
         return Start(directory, own)
-    own.best()  # reads what every checkpoint says of itself: a damaged one is found now, not at the first save
+    newer = [step for step in own.steps() if step > steps[-1]]
+    if newer:
+        remedy = "choose another output_dir, or delete the newer ones"
+        raise StorageError(where, f"{choice} is older than {shown(own.path(newer[-1]))}", remedy)
+    # Reads what every checkpoint says of itself: a damaged one is found now, and not at the first save.
+    free = FREE_TO_CHANGE if own.best() is not None else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
     now = pin_paths(loaded).recipe.model_dump(mode="json")
-    refuse_changes(source.meta(steps[-1]).recipe, now, loaded.where, source.path(steps[-1]).name)
+    refuse_changes(source.meta(steps[-1]).recipe, now, free, loaded.where, source.path(steps[-1]).name)
     return Start(directory, own, source, steps[-1])
 
 
@@ -159,14 +168,18 @@ def _chosen(choice: str, recipe: Recipe, where: str, words: str) -> tuple[Checkp
 
 
 def refuse_changes(
-    before: Mapping[str, Any], now: Mapping[str, Any], where: Callable[[str], str], checkpoint: str
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    free: Sequence[str],
+    where: Callable[[str], str],
+    checkpoint: str,
 ) -> None:
-    """Refuses to continue a run whose recipe has changed in a key that matters.
+    """Refuses to continue a run whose recipe has changed in a key that is not among the `free` ones, or below one.
 
     Raises:
         RecipeError: naming each such key, with both values.
     """
-    changed = [key for key in _differences(before, now) if not _is_free(key)]
+    changed = [key for key in _differences(before, now) if not any(f"{key}.".startswith(f"{one}.") for one in free)]
     if changed:
         raise RecipeError.of(
             [
@@ -178,10 +191,6 @@ def refuse_changes(
                 for key in changed
             ]
         )
-
-
-def _is_free(key: str) -> bool:
-    return any(key == free or key.startswith(f"{free}.") for free in FREE_TO_CHANGE)
 
 
 def _differences(before: Any, now: Any, prefix: str = "") -> list[str]:

@@ -12,7 +12,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from redco_cli.console import TrainProgress, note
+from redco_cli.console import TrainProgress, note, warn
 from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import initial_params
@@ -62,14 +62,15 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
     place = f"{job.plugin.file}: optimizer_fn"
     with guarded(place, "optimizer_fn", job.plugin.file):
         given = job.plugin.optimizer_fn(job.context("train"), schedule)
-        if not isinstance(given, optax.GradientTransformation):
-            problem = f"returned {given!r:.60}, which is no optax transformation"
-            raise PluginError(place, problem, "return one, such as optax.adam(schedule)")
-        optimizer = with_clipping(given, train.max_grad_norm)
+    if not isinstance(given, optax.GradientTransformation):
+        problem = f"returned {given!r:.60}, which is no optax transformation"
+        raise PluginError(place, problem, "return one, such as optax.adam(schedule)")
+    optimizer = with_clipping(given, train.max_grad_norm)
 
-        def update(params: Any) -> Any:
-            return optax.apply_updates(params, optimizer.update(params, optimizer.init(params), params)[0])
+    def update(params: Any) -> Any:
+        return optax.apply_updates(params, optimizer.update(params, optimizer.init(params), params)[0])
 
+    with guarded(place, "updating the parameters with what optimizer_fn returned", job.plugin.file):
         jax.eval_shape(update, partition(job.model.abstract, frozen)[0])
     return Updates(optimizer, schedule, frozen)
 
@@ -178,8 +179,12 @@ def _open_recorder(job: Job, start: Start, resolved: Mapping[str, Any]) -> Recor
 
 
 def _plot(directory: Path) -> None:
-    if (directory / METRICS_NAME).stat().st_size:
-        plot_losses(directory / METRICS_NAME, directory / "loss.png")
+    """A picture that cannot be drawn must not hide why a run ended."""
+    try:
+        if (directory / METRICS_NAME).stat().st_size:
+            plot_losses(directory / METRICS_NAME, directory / "loss.png")
+    except (OSError, StorageError) as error:
+        warn(f"no loss.png: {error}")
 
 
 def _write(path: Path, text: str) -> None:

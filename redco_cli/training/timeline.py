@@ -64,9 +64,14 @@ def make_timeline(recipe: Recipe, train_examples: int | None, where: Callable[[s
     if warmup > total:
         problem = f"{recipe.train.warmup} is {warmup} steps, longer than the run of {total}"
         raise RecipeError(where("train.warmup"), problem, "warm up for a share, such as 5%")
+    decay = steps_of("train.decay", recipe.train.decay, total, 0)
+    if recipe.train.schedule == "wsd" and warmup + decay > total:
+        problem = (
+            f"{recipe.train.decay} is {decay} steps; with {warmup} steps of warm-up, longer than the run of {total}"
+        )
+        raise RecipeError(where("train.decay"), problem, "shorten warm-up or decay")
     every = recipe.eval.every
     eval_every = None if every is None else steps_of("eval.every", every, total, 1)
     every = recipe.checkpoint.every
     checkpoint_every = eval_every if every is None else steps_of("checkpoint.every", every, total, 1)
-    decay = steps_of("train.decay", recipe.train.decay, total, 0)
     return Timeline(total, per_epoch, warmup, decay, eval_every, checkpoint_every, recipe.logging.every)

@@ -65,7 +65,6 @@ _WAV2VEC2 = {
     "conv_dim": [8, 8],
     "conv_kernel": [10, 3],
     "conv_stride": [5, 2],
-    "num_feat_extract_layers": 2,
     "num_conv_pos_embeddings": 16,
     "num_conv_pos_embedding_groups": 4,
 }

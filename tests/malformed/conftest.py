@@ -1,0 +1,168 @@
+"""A user's folder, and what must hold whenever a command refuses: see `Folder.refused`."""
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from redco_cli.cli import app
+
+PLUGIN = """
+import flax.linen as nn
+import numpy as np
+import optax
+from redco_cli.plugin.contract import Loss
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+def build_model(ctx):
+    return Net()
+
+
+def load_examples(ctx, split):
+    return [{"x": [i, 1.0], "y": i % 3} for i in range(40 if split == "train" else 5)]
+
+
+def collate_fn(ctx, examples):
+    x = np.array([e["x"] for e in examples], np.float32)
+    y = np.array([e["y"] for e in examples])
+    return {"x": x, "y": y}
+
+
+def loss_fn(ctx, params, batch, rng, train):
+    logits = ctx.model(params, batch["x"])
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+    return Loss(each.sum(), each.size)
+
+
+def predict_fn(ctx, params, batch, rng):
+    return ctx.model(params, batch["x"]).argmax(-1)
+
+
+def output_fn(ctx, outputs):
+    return outputs.tolist()
+
+
+def metric_fn(ctx, examples, predictions):
+    return {"exact": 0.5}
+"""
+
+RECIPE = """plugin: {module: plugin.py}
+train: {global_batch_size: 4, steps: 4, optimizer: sgd, schedule: constant, max_grad_norm: null}
+eval: {every: 2}
+checkpoint: {every: 2, keep: 2}
+logging: {every: 1, plot: false}
+mesh: {data: 1}
+output_dir: run
+"""
+
+TASKS_OF_LIBRARIES = re.compile(r"^\s*(ERROR|WARNING|INFO):|^[\w.]*(Error|Exception|Warning):", re.MULTILINE)
+PROGRESS = re.compile(r"(compil(ing|ed) |step \d+/|eval \d+/|predicting |continuing from |warning: |\d+ examples, with ).*\n")
+"""What a command says on its way; the rest of stderr is the error."""
+
+
+class Folder:
+    """A working directory with `recipe.yaml` and `plugin.py`, and the command line run in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def write(self, **files: str | bytes) -> None:
+        """Writes files; `__` in a name stands for `.`, and `___` for `/`: `train__jsonl="..."`."""
+        for name, content in files.items():
+            path = self.root / name.replace("___", "/").replace("__", ".")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def plugin(self, *replacements: tuple[str, str], plus: str = "") -> None:
+        """`plugin.py` with each text of the pairs replaced by the other, and `plus` at its end."""
+        text = PLUGIN
+        for old, new in replacements:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        self.write(plugin__py=text + plus)
+
+    def files(self) -> dict[str, bytes | None]:
+        """Every file with its contents and every directory, but for caches."""
+        found = (path for path in sorted(self.root.rglob("*")) if "__pycache__" not in path.parts)
+        return {str(path.relative_to(self.root)): path.read_bytes() if path.is_file() else None for path in found}
+
+    def done(self, *arguments: str) -> tuple[str, str]:
+        """Stdout and stderr of a command that must succeed."""
+        result = CliRunner().invoke(app, list(arguments))
+        assert result.exit_code == 0, result.output
+        return result.stdout, result.stderr
+
+    def refused(self, *arguments: str, code: int = 1, leaves: Sequence[str] = ()) -> str:
+        """The error of a command that must refuse, its place and remedy included, and without a trace in the folder.
+
+        Args:
+            arguments: of the command.
+            code: its exit code.
+            leaves: patterns of what it may leave behind; whatever was there before must be as it was.
+        """
+        before = self.files()
+        result = CliRunner().invoke(app, list(arguments))
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
+        assert result.exit_code == code, result.output
+        after = self.files()
+        assert {name: after.get(name) for name in before} == before
+        new = [name for name in after if name not in before]
+        assert [name for name in new if not any(re.fullmatch(pattern, name) for pattern in leaves)] == []
+        assert result.stdout == ""
+        error = PROGRESS.sub("", result.stderr).rstrip("\n").replace(str(self.root), "FOLDER")
+        assert "Traceback" not in result.stderr
+        assert not TASKS_OF_LIBRARIES.search(error), error
+        if not error.startswith("Usage:"):
+            for problem in re.split(r"(?m)^  -> .+\n?", error):
+                assert problem == "" or re.match(r"\S[^\n]*: \S", problem), problem
+            assert re.search(r"(?m)^  -> \S.+\Z", error), error
+        return error
+
+
+def make_folder(root: Path) -> Folder:
+    folder = Folder(root)
+    folder.write(recipe__yaml=RECIPE, plugin__py=PLUGIN)
+    return folder
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Away from the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDCO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+    monkeypatch.chdir(tmp_path)
+    return make_folder(tmp_path)
+
+
+@pytest.fixture
+def full_disk() -> Callable[[int], contextlib.AbstractContextManager[None]]:
+    """A context in which no file of this process grows beyond so many bytes: writes fail as on a full disk."""
+
+    @contextlib.contextmanager
+    def limited(size: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
