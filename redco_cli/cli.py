@@ -186,4 +186,5 @@ def schema() -> None:
 
 def main() -> None:
     """The entry point."""
+    os.environ.setdefault("USE_TORCH", "0")  # transformers would import it where it is installed, a second for nothing
     app()

@@ -238,4 +238,6 @@ def _typed(key: str, text: str, where: str) -> Any:
     try:
         return parse_scalar(text)
     except RecipeError as error:
-        raise RecipeError(where, error.problems[0].problem, "quote the value") from None
+        found = error.problems[0]
+        remedy = "quote the value" if found.problem.startswith("not valid YAML") else found.remedy
+        raise RecipeError(where, found.problem, remedy) from None

@@ -13,6 +13,7 @@ metric that ranks it, the resolved recipe).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -64,7 +65,7 @@ class Checkpoints:
             keep: how many of the newest stay; the best stays besides.
             mode: whether the best metric is the smallest or the largest.
         """
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax narrates every save, and logs what it raises
+        _mute_orbax()
         self.directory = directory
         self._keep = keep
         self._mode = mode
@@ -128,8 +129,10 @@ class Checkpoints:
 
     def close(self) -> None:
         """Waits as `wait` does, and ends the writing threads."""
-        self.wait()
-        self._checkpointer.close()
+        try:
+            self.wait()
+        finally:
+            self._checkpointer.close()
 
     def meta(self, step: int) -> Meta:
         """What a checkpoint says of itself.
@@ -190,7 +193,7 @@ class Checkpoints:
             problem = f"is of another model or optimizer: {', '.join(misfits[:_SHOWN])}{more}"
             remedy = "restore the recipe and the plugin that wrote it, or choose another checkpoint or output_dir"
             raise StorageError(shown(path), problem, remedy)
-        with self._readable(step), _late_reads_ignored():
+        with self._readable(step):
             args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
             return self._checkpointer.restore(path, args=ocp.args.Composite(**args))
 
@@ -221,21 +224,22 @@ class Checkpoints:
         return StorageError(shown(self.path(step)), f"cannot be written: {_reason(error)}; {kept}", remedy)
 
 
-@contextlib.contextmanager
-def _late_reads_ignored() -> Iterator[None]:
-    """After a read has failed, tensorstore complains on stderr of those that end when orbax no longer listens.
+@functools.cache
+def _mute_orbax() -> None:
+    """Silences, once and for the process, what orbax says besides what it raises.
 
-    That can be any time later, so the complaints stay muted once the reading has failed.
+    It narrates every save and logs its own errors; and after one, tensorstore complains of every other read and write
+    that ends when nobody listens any more.
     """
-    report = sys.excepthook
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    report = sys.unraisablehook
 
-    def report_others(kind: Any, error: BaseException, frames: Any) -> None:
-        if str(error) != "Event loop is closed":
-            report(kind, error, frames)
+    def report_others(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            report(unraisable)
 
-    sys.excepthook = report_others
-    yield
-    sys.excepthook = report
+    sys.unraisablehook = report_others
 
 
 def _reason(error: Exception) -> str:

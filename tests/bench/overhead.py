@@ -1,9 +1,9 @@
 """What the training loop costs: tokens/s of `redco train` beside a bare loop over the same jitted step.
 
-    python tests/bench/overhead.py [--steps 200] [--rounds 5]
+    python tests/bench/overhead.py [--steps 40] [--rounds 5] [--recipe quickstart]
 
-Both run the quickstart model in one process, in turn, on batches of the same shapes; the bare loop takes its batches from
-memory and does nothing but dispatch. Printed is the median over the rounds of the ratio (1 is no overhead).
+Both run the quickstart model in one process, in turn, on batches of the same shapes; the bare loop takes its batches
+from memory and does nothing but dispatch. Printed is the median over the rounds of the ratio (1 is no overhead).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from redco_cli.runtime.signals import StopRequest
 from redco_cli.training.feed import feed
 from redco_cli.training.loop import TrainingRun
 from redco_cli.training.metrics import Meter
-from redco_cli.training.resume import Start, open_output, own_checkpoints
-from redco_cli.training.session import open_run
+from redco_cli.training.resume import Start, open_output, output_directory, own_checkpoints
+from redco_cli.training.session import open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 
 
@@ -67,12 +67,14 @@ def main() -> None:
         job = prepare(load_recipe(arguments.recipe, overrides), stages=("train",))
         mesh = make_mesh(job.recipe.mesh, job.where)
         timeline = make_timeline(job.recipe, job.train_size, job.where)
-        directory = open_output(job.recipe.output_dir, "output_dir")
+        updates = plan_updates(job, timeline)
+        directory = output_directory(job.recipe.output_dir, "output_dir")
+        open_output(directory, "output_dir")
         start = Start(directory, own_checkpoints(directory, job.recipe))
         fed = feed(job, mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
         batches = [batch for batch, _ in fed]
         progress = TrainProgress(timeline.steps, console=open_console(log, terminal=False))
-        with progress, open_run(job, mesh, timeline, start, progress, lambda *_: [], StopRequest()) as run:
+        with progress, open_run(job, mesh, timeline, updates, start, progress, lambda *_: [], StopRequest()) as run:
             run.train(steps=1)
             ratios = []
             for number in range(arguments.rounds):
