@@ -115,10 +115,11 @@ def check_output(output: Path, input: str | os.PathLike[str] | None) -> None:
 
 
 def _holds_predictions(file: Path) -> bool:
-    try:
-        first = json.loads(file.open("rb").readline())
-    except (ValueError, RecursionError):
-        return False
+    with file.open("rb") as lines:
+        try:
+            first = json.loads(lines.readline())
+        except (ValueError, RecursionError):
+            return False
     return isinstance(first, dict) and first.keys() == {"index", "example", "prediction"}
 
 

@@ -1,8 +1,6 @@
 """A user's folder, and what must hold whenever a command refuses: see `Folder.refused`."""
 
-import contextlib
 import re
-import resource
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redco_cli.cli import app
+from redco_cli.recipe.shipped import shipped_directory
 
 PLUGIN = """
 import flax.linen as nn
@@ -66,7 +65,9 @@ output_dir: run
 """
 
 SAID_BY_LIBRARIES = re.compile(r"^\s*(ERROR|WARNING|INFO):|^[\w.]*(Error|Exception|Warning):", re.MULTILINE)
-PROGRESS = re.compile(r"(compil(ing|ed) |step \d+/|eval \d+/|predicting |continuing from |warning: |\d+ examples, with ).*\n")
+PROGRESS = re.compile(
+    r"(compil(ing|ed) |step \d+/|eval \d+/|predicting |continuing from |warning: |\d+ examples, with ).*\n"
+)
 """What a command says on its way; the rest of stderr is the error."""
 
 
@@ -102,8 +103,18 @@ class Folder:
         assert result.exit_code == 0, result.output
         return result.stdout, result.stderr
 
+    def usage(self, *arguments: str) -> str:
+        """What a command that was used wrongly says; it must not have done anything."""
+        before = self.files()
+        result = CliRunner().invoke(app, list(arguments))
+        assert result.exit_code == 2, result.output
+        assert result.stdout == ""
+        assert self.files() == before
+        assert "Traceback" not in result.stderr
+        return result.stderr
+
     def refused(self, *arguments: str, code: int = 1, leaves: Sequence[str] = ()) -> str:
-        """The error of a command that must refuse, its place and remedy included, and without a trace in the folder.
+        """The error of a command that must refuse: places, problems and remedies.
 
         Args:
             arguments: of the command.
@@ -119,18 +130,21 @@ class Folder:
         new = [name for name in after if name not in before]
         assert [name for name in new if not any(re.fullmatch(pattern, name) for pattern in leaves)] == []
         assert result.stdout == ""
-        error = PROGRESS.sub("", result.stderr).rstrip("\n").replace(str(self.root), "FOLDER")
-        error = error.replace(": <listcomp>:", ": collate_fn:")  # a frame of its own before Python 3.12
         assert "Traceback" not in result.stderr, result.stderr
+        error = PROGRESS.sub("", result.stderr).rstrip("\n")
+        error = error.replace(str(self.root), "FOLDER").replace(str(shipped_directory()), "SHIPPED")
+        error = error.replace(": <listcomp>:", ": collate_fn:")  # a frame of its own before Python 3.12
         assert not SAID_BY_LIBRARIES.search(error), error
-        if not error.startswith("Usage:"):
-            for problem in re.split(r"(?m)^  -> .+\n?", error):
-                assert problem == "" or re.match(r"\S[^\n]*: \S", problem), problem
-            assert re.search(r"(?m)^  -> \S.+\Z", error), error
+        problems = re.split(
+            r"(?m)^  -> \S.*\n?", error
+        )  # each ends with its remedy, so nothing is left behind the last
+        assert problems.pop() == "", error
+        for problem in problems:
+            assert re.match(r"\S[^\n]*: \S", problem), problem
         return error
 
 
-def make_folder(root: Path) -> Folder:
+def _make_folder(root: Path) -> Folder:
     folder = Folder(root)
     folder.write(recipe__yaml=RECIPE, plugin__py=PLUGIN)
     return folder
@@ -144,23 +158,13 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def make_folder() -> Callable[[Path], Folder]:
+    """Puts recipe and plugin into a directory, for fixtures of a larger scope than `folder`."""
+    return _make_folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     monkeypatch.chdir(tmp_path)
-    return make_folder(tmp_path)
-
-
-@pytest.fixture
-def full_disk() -> Callable[[int], contextlib.AbstractContextManager[None]]:
-    """A context in which no file of this process grows beyond so many bytes: writes fail as on a full disk."""
-
-    @contextlib.contextmanager
-    def limited(size: int) -> Iterator[None]:
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    return limited
+    return _make_folder(tmp_path)

@@ -36,34 +36,158 @@ class Case:
 
 
 CASES = {
-    "an unknown type": Case("TODO-0-", ("gpt2", "gpt22")),
-    "no type": Case("TODO-1-", ("model_type: gpt2, ", "")),
-    "a misspelt setting": Case("TODO-2-", ("n_layer", "n_layers")),
-    "a text for a number": Case("TODO-3-", ("n_layer: 1", "n_layer: one")),
-    "heads that do not divide": Case("TODO-4-", ("n_head: 1", "n_head: 3")),
-    "a setting that would run wrongly": Case("TODO-5-", (GPT2, LLAMA)),
-    "a vocabulary too small for the tokenizer": Case("TODO-6-", ("n_head: 1", "n_head: 1, vocab_size: 100")),
-    "a task that it cannot do": Case("TODO-7-", overrides=["model.task=seq2seq"]),
-    "an unknown task": Case("TODO-8-", overrides=["model.task=translation"]),
-    "name and config": Case("TODO-9-", overrides=["model.name=gpt2"]),
-    "neither name nor config": Case("TODO-10-", overrides=["model.config=null", "model.tokenizer=null"]),
-    "a folder that there is not": Case("TODO-11-", overrides=["model.config=null", "model.name=./saved"]),
-    "a hub that cannot be reached": Case("TODO-12-", overrides=["model.config=null", "model.name=my/model"]),
-    "a tokenizer that there is not": Case("TODO-13-", overrides=["model.tokenizer=./tokenizer"]),
-    "sequences longer than its positions": Case("TODO-14-", overrides=["data.max_length=64"]),
-    "outputs longer than its positions": Case(
-        "TODO-15-", overrides=[*EVALUATED, "predict.generation.max_new_tokens=30"]
+    "an unknown type": Case(
+        ("recipe.yaml:3: model.config.model_type: 'gpt22' is no model type\n  -> did you mean gpt2?"), ("gpt2", "gpt22")
     ),
-    "saved without a config": Case("TODO-16-", saved={"model.safetensors": b""}, overrides=NAMED),
-    "saved with a config that is no JSON": Case("TODO-17-", saved={"config.json": "{model_type"}, overrides=NAMED),
-    "saved with a config that is a list": Case("TODO-18-", saved={"config.json": "[]"}, overrides=NAMED),
-    "saved without weights": Case("TODO-19-", saved={"config.json": CONFIG}, overrides=NAMED),
-    "saved as a pickle": Case("TODO-20-", saved={"config.json": CONFIG, "pytorch_model.bin": b"PK"}, overrides=NAMED),
+    "no type": Case(
+        ("recipe.yaml:3: model.config: an inline config needs model_type\n  -> add it, such as model_type: llama"),
+        ("model_type: gpt2, ", ""),
+    ),
+    "a misspelt setting": Case(
+        ("recipe.yaml:3: model.config.n_layers: gpt2 has no such setting\n  -> did you mean n_layer?"),
+        ("n_layer", "n_layers"),
+    ),
+    "a text for a number": Case(
+        ("recipe.yaml:3: model.config.n_layer: 'one' given, but a number is expected\n  -> its default is 12"),
+        ("n_layer: 1", "n_layer: one"),
+    ),
+    "heads that do not divide": Case(
+        (
+            "recipe.yaml:3: model.config: FlaxGPT2LMHeadModel cannot be built from this config: cannot "
+            "reshape array of shape (1, 1, 8) (size 8) into shape (1, 1, 3, 2) (size 6)\n"
+            "  -> correct the config: sizes must be positive, and heads must divide the hidden size"
+        ),
+        ("n_head: 1", "n_head: 3"),
+    ),
+    "a setting that would run wrongly": Case(
+        (
+            "recipe.yaml:3: model.config.rope_scaling: llama with rope_scaling: {'rope_type': 'linear', "
+            "'factor': 2.0} would run wrongly: its Flax class does not scale positions\n"
+            "  -> choose a model without this setting"
+        ),
+        (GPT2, LLAMA),
+    ),
+    "a vocabulary too small for the tokenizer": Case(
+        (
+            "recipe.yaml:3: model.config.vocab_size: the tokenizer has 260 ids, but the model's "
+            "vocab_size is 100\n"
+            "  -> set vocab_size: 260"
+        ),
+        ("n_head: 1", "n_head: 1, vocab_size: 100"),
+    ),
+    "a task that it cannot do": Case(
+        ("command line: model.task: gpt2 has no seq2seq head\n  -> it has: causal_lm"), overrides=["model.task=seq2seq"]
+    ),
+    "an unknown task": Case(
+        (
+            "command line: model.task: 'translation' given, but one of 'auto', 'causal_lm', 'masked_lm', "
+            "'seq2seq', 'sequence_classification', 'token_classification', 'question_answering', "
+            "'image_classification', 'vision_to_sequence', 'speech_to_sequence' or 'clip' is expected\n"
+            "  -> model.task: Which head; `auto` reads it from the config's `architectures`."
+        ),
+        overrides=["model.task=translation"],
+    ),
+    "name and config": Case(
+        (
+            "recipe.yaml:3: model.config: model.name is given too, and the two exclude each other\n"
+            "  -> keep name to load weights, or config to start from scratch"
+        ),
+        overrides=["model.name=gpt2"],
+    ),
+    "neither name nor config": Case(
+        (
+            "recipe.yaml:2: model: neither name nor config is given, and SHIPPED/plugins/causal_lm.py "
+            "has no build_model\n"
+            "  -> name a model, give a config, or define build_model(ctx)"
+        ),
+        overrides=["model.config=null", "model.tokenizer=null"],
+    ),
+    "a folder that there is not": Case(
+        (
+            "command line: model.name: there is no directory ./saved\n"
+            "  -> give a directory with config.json, or a hub id such as openai-community/gpt2"
+        ),
+        overrides=["model.config=null", "model.name=./saved"],
+    ),
+    "a hub that cannot be reached": Case(
+        (
+            "command line: model.name: my/model is no local directory, and the hub cannot be reached\n"
+            "  -> check the name and the network (and HF_HUB_OFFLINE), or give a local directory"
+        ),
+        overrides=["model.config=null", "model.name=my/model"],
+    ),
+    "a tokenizer that there is not": Case(
+        ("command line: model.tokenizer: there is no directory ./tokenizer\n  -> check the path"),
+        overrides=["model.tokenizer=./tokenizer"],
+    ),
+    "sequences longer than its positions": Case(
+        (
+            "recipe.yaml:3: model.config: input_ids has 64 tokens, but the model has positions for 32 "
+            "(max_position_embeddings)\n"
+            "  -> make sequences shorter: data.max_length, predict.generation.max_new_tokens"
+        ),
+        overrides=["data.max_length=64"],
+    ),
+    "outputs longer than its positions": Case(
+        (
+            "recipe.yaml:3: model.config: input_ids has 46 tokens, but the model has positions for 32 "
+            "(max_position_embeddings)\n"
+            "  -> make sequences shorter: data.max_length, predict.generation.max_new_tokens"
+        ),
+        overrides=[*EVALUATED, "predict.generation.max_new_tokens=30"],
+    ),
+    "saved without a config": Case(
+        ("command line: model.name: the directory saved has no config.json\n  -> give the directory of a saved model"),
+        saved={"model.safetensors": b""},
+        overrides=NAMED,
+    ),
+    "saved with a config that is no JSON": Case(
+        (
+            "command line: model.name: the config.json of saved cannot be used: It looks like the config "
+            "file at 'saved/config.json' is not a valid JSON file.\n"
+            "  -> repair the file, or save the model again"
+        ),
+        saved={"config.json": "{model_type"},
+        overrides=NAMED,
+    ),
+    "saved with a config that is a list": Case(
+        (
+            "command line: model.name: the config.json of saved cannot be used: list indices must be "
+            "integers or slices, not str\n"
+            "  -> repair the file, or save the model again"
+        ),
+        saved={"config.json": "[]"},
+        overrides=NAMED,
+    ),
+    "saved without weights": Case(
+        (
+            "saved: has no weights\n"
+            "  -> it needs model.safetensors, model.safetensors.index.json with its files, or "
+            "flax_model.msgpack"
+        ),
+        saved={"config.json": CONFIG},
+        overrides=NAMED,
+    ),
+    "saved as a pickle": Case(
+        (
+            "saved: the weights are in PyTorch's pickle format (.bin)\n"
+            "  -> convert it once where torch is installed: "
+            "AutoModel...from_pretrained(DIR).save_pretrained(DIR) writes safetensors"
+        ),
+        saved={"config.json": CONFIG, "pytorch_model.bin": b"PK"},
+        overrides=NAMED,
+    ),
     "saved with weights cut off": Case(
-        "TODO-21-", saved={"config.json": CONFIG, "model.safetensors": b"\x10\0\0\0\0\0\0\0{"}, overrides=NAMED
+        (
+            "saved/model.safetensors: the file is truncated or damaged: Error while deserializing "
+            "header: invalid header length\n"
+            "  -> download or save the model again"
+        ),
+        saved={"config.json": CONFIG, "model.safetensors": b"\x10\0\0\0\0\0\0\0{"},
+        overrides=NAMED,
     ),
     "saved with a shard missing": Case(
-        "TODO-22-",
+        ("saved/1.safetensors: the file is missing\n  -> download or save the model again"),
         saved={"config.json": CONFIG, "model.safetensors.index.json": '{"weight_map": {"a": "1.safetensors"}}'},
         overrides=NAMED,
     ),

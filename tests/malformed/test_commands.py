@@ -1,0 +1,125 @@
+"""Wrong usage, interruption, and silence: with a real process where it takes one."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+STARTER = ["quickstart.yaml", "plugins/python_source.py", "quickstart_prompts.jsonl", "recipe.schema.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["tran", "recipe.yaml"], "Error: No such command 'tran'. Did you mean 'train'?"),
+        (["train"], "Error: Missing argument 'RECIPE'."),
+        (["train", "recipe.yaml", "--steps", "3"], "Error: No such option: --steps"),
+        (
+            ["predict", "run", "--show", "-1"],
+            "Error: Invalid value for '--show': Input should be greater than or equal to 0",
+        ),
+        (["predict", "run", "--show", "all"], "Error: Invalid value for '--show': Input should be a valid integer"),
+        (["predict", "run", "--input"], "Error: Option '--input' requires an argument."),
+        (["doctor", "recipe.yaml"], "Error: Got unexpected extra argument(s) (recipe.yaml)"),
+        (["--steps"], "Error: No such option: --steps"),
+    ],
+)
+def test_wrong_usage(folder, arguments: list[str], error: str) -> None:
+    said = folder.usage(*arguments)
+    assert error in said
+
+
+def test_init_of_an_unknown_recipe(folder) -> None:
+    error = folder.refused("init", "new", "--recipe", "quikstart", code=2)
+    assert error == "quikstart: no such shipped recipe\n  -> did you mean quickstart?"
+
+
+@pytest.mark.parametrize("name", STARTER)
+def test_init_touches_no_file_that_is_there(folder, name: str) -> None:
+    path = folder.root / "new" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    error = folder.refused("init", "new")
+    assert error == f"new/{name}: is there already\n  -> choose an empty directory: redco init DIR"
+
+
+def start(folder, *arguments: str) -> subprocess.Popen[str]:
+    """The command in a process of its own, on one device, as a user's shell would start it."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONWARNINGS")}
+    code = "from redco_cli.cli import main; main()"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(
+        command, cwd=folder.root, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def test_an_interruption_while_data_is_prepared(folder) -> None:
+    folder.plugin(
+        ("    return [{", "    import time\n    open('started', 'w').close()\n    time.sleep(60)\n    return [{")
+    )
+    process = start(folder, "train", "recipe.yaml")
+    deadline = time.monotonic() + 60
+    while not (folder.root / "started").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    assert not (folder.root / "run").exists()
+
+
+CHAT = """plugin: {module: causal_lm}
+model:
+  config: {model_type: gpt2, n_embd: 8, n_layer: 1, n_head: 1, n_positions: 32}
+  tokenizer: byte
+data:
+  max_length: 16
+  train: {path: json, data_files: train.jsonl}
+  eval: {path: csv, data_files: eval.csv}
+train: {global_batch_size: 2, steps: 2, optimizer: sgd}
+output_dir: run
+"""
+OWN_LINES = [
+    r"compil(ing|ed) (train|eval) step for batches of \[.*",
+    r"step 2/2  loss \d.*",
+    r"eval 2/2  loss \d.*  best",
+]
+
+
+def test_nothing_but_redco_speaks(folder) -> None:
+    """JAX, orbax, absl, transformers and datasets are all at work here."""
+    folder.write(recipe__yaml=CHAT, train__jsonl='{"text": "hello"}\n' * 4, eval__csv="text\nhello\n")
+    out, err = (process := start(folder, "train", "recipe.yaml")).communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert [line for line in err.splitlines() if not any(re.fullmatch(own, line) for own in OWN_LINES)] == []
+    assert out.startswith("evaluations\n")
+
+
+def test_libraries_do_not_log_the_error_that_redco_explains(folder) -> None:
+    folder.write(recipe__yaml=CHAT, train__jsonl='{"text": "hello"}\n{"text": \n', eval__csv="text\nhello\n")
+    out, err = (process := start(folder, "validate", "recipe.yaml")).communicate(timeout=200)
+    assert (process.returncode, out, err) == (
+        1,
+        "",
+        "recipe.yaml:7: data.train.data_files: train.jsonl:2: not JSON: Expecting value at column 9\n"
+        "  -> repair or replace the file, or leave it out\n",
+    )
+
+
+def test_a_damaged_checkpoint_makes_no_library_speak(folder) -> None:
+    folder.done("train", "recipe.yaml")
+    for path in Path("run/checkpoint-4/params").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    out, err = (process := start(folder, "predict", "run")).communicate(timeout=200)
+    assert (process.returncode, out, err) == (
+        1,
+        "",
+        "run/checkpoint-4: is damaged and cannot be read: Expecting value: line 1 column 1 (char 0)\n"
+        "  -> move it away to fall back to checkpoint-2\n",
+    )
