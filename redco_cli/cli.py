@@ -9,14 +9,15 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
 
 from redco_cli import __version__
-from redco_cli.console import masked_tokens, note, prediction, print_error, result, table
+from redco_cli.console import masked_tokens, note, prediction, print_error, result, table, warn
 from redco_cli.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RedcoError
 from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
@@ -187,4 +188,17 @@ def schema() -> None:
 def main() -> None:
     """The entry point."""
     os.environ.setdefault("USE_TORCH", "0")  # transformers would import it where it is installed, a second for nothing
+    warnings.showwarning = _show_warning
     app()
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What Python code warns of, as a line like ours."""
+    warn(f"{message} ({category.__name__} at {filename}:{lineno})")

@@ -148,24 +148,27 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
         if start == 0:
             partial.unlink(missing_ok=True)
             description.write_text(json.dumps(identity), encoding="utf-8")
-        file = partial.open("a", encoding="utf-8")
+        file = partial.open("ab", buffering=0)  # nothing is held back that could fail once more when it is closed
     done(start)
     with file:
         for index, prediction in predictor(params, examples, start):
             line = _line(index, examples[index], prediction, job)
             with _writing(output):
-                file.write(line)
-                file.flush()
+                while line:  # a write to a full disk may take a part and only then fail
+                    line = line[file.write(line) :]
             done(index + 1)
+        with _writing(output):
+            os.fsync(file.fileno())
     with _writing(output):
         partial.replace(output)
         description.unlink()
 
 
-def _line(index: int, example: Example, prediction: Any, job: Job) -> str:
+def _line(index: int, example: Example, prediction: Any, job: Job) -> bytes:
     line = {"index": index, "example": _shown(example), "prediction": prediction}
     try:
-        return json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json.dumps(line, ensure_ascii=False, allow_nan=False)
+        return f"{text}\n".encode(errors="backslashreplace")  # half a surrogate pair becomes what JSON calls it
     except ValueError:
         problem = f"the prediction of example {index} holds a number that is not finite, which JSON cannot"
         raise PluginError(

@@ -1,6 +1,9 @@
 """A user's folder, and what must hold whenever a command refuses: see `Folder.refused`."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -28,7 +31,7 @@ def build_model(ctx):
 
 
 def load_examples(ctx, split):
-    return [{"x": [i, 1.0], "y": i % 3} for i in range(40 if split == "train" else 5)]
+    return [{"x": [i, 1.0], "y": i % 3} for i in range(40 if split == "train" else 4)]
 
 
 def collate_fn(ctx, examples):
@@ -74,6 +77,8 @@ PROGRESS = re.compile(
 class Folder:
     """A working directory with `recipe.yaml` and `plugin.py`, and the command line run in it."""
 
+    recipe = RECIPE
+
     def __init__(self, root: Path) -> None:
         self.root = root
 
@@ -102,6 +107,13 @@ class Folder:
         result = CliRunner().invoke(app, list(arguments))
         assert result.exit_code == 0, result.output
         return result.stdout, result.stderr
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command in a process of its own, as from a user's shell: one device, and warnings as they come."""
+        environ = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONWARNINGS")}
+        command = [sys.executable, "-c", "from redco_cli.cli import main; main()", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.root, env=environ, text=True, stdout=pipe, stderr=pipe)
 
     def usage(self, *arguments: str) -> str:
         """What a command that was used wrongly says; it must not have done anything."""

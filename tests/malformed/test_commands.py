@@ -1,12 +1,8 @@
 """Wrong usage, interruption, and silence: with a real process where it takes one."""
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -48,21 +44,11 @@ def test_init_touches_no_file_that_is_there(folder, name: str) -> None:
     assert error == f"new/{name}: is there already\n  -> choose an empty directory: redco init DIR"
 
 
-def start(folder, *arguments: str) -> subprocess.Popen[str]:
-    """The command in a process of its own, on one device, as a user's shell would start it."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONWARNINGS")}
-    code = "from redco_cli.cli import main; main()"
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(
-        command, cwd=folder.root, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
 def test_an_interruption_while_data_is_prepared(folder) -> None:
     folder.plugin(
         ("    return [{", "    import time\n    open('started', 'w').close()\n    time.sleep(60)\n    return [{")
     )
-    process = start(folder, "train", "recipe.yaml")
+    process = folder.start("train", "recipe.yaml")
     deadline = time.monotonic() + 60
     while not (folder.root / "started").exists():
         assert time.monotonic() < deadline
@@ -80,46 +66,53 @@ model:
 data:
   max_length: 16
   train: {path: json, data_files: train.jsonl}
-  eval: {path: csv, data_files: eval.csv}
 train: {global_batch_size: 2, steps: 2, optimizer: sgd}
 output_dir: run
 """
 OWN_LINES = [
     r"compil(ing|ed) (train|eval) step for batches of \[.*",
-    r"step 2/2  loss \d.*",
-    r"eval 2/2  loss \d.*  best",
+    r"compiling prediction for batches of \[.*",
+    r"step [24]/4  loss \d.*",
+    r"eval [24]/4  loss \d.*",
 ]
+FILES = """data: {train: {path: json, data_files: train.jsonl}, eval: {path: csv, data_files: eval.csv}}
+logging: {plot: true, every: 2}
+"""
 
 
-def test_nothing_but_redco_speaks(folder) -> None:
-    """JAX, orbax, absl, transformers and datasets are all at work here."""
-    folder.write(recipe__yaml=CHAT, train__jsonl='{"text": "hello"}\n' * 4, eval__csv="text\nhello\n")
-    out, err = (process := start(folder, "train", "recipe.yaml")).communicate(timeout=200)
+def test_nothing_but_redco_speaks_while_it_trains(folder) -> None:
+    """JAX, orbax, absl, datasets and matplotlib are at work here."""
+    recipe = folder.recipe.replace("logging: {every: 1, plot: false}\n", FILES)
+    folder.write(recipe__yaml=recipe, train__jsonl='{"x": 1, "y": 0}\n' * 16, eval__csv="x,y\n1,0\n2,1\n")
+    folder.plugin(("def load_examples", "def unused"), ('[e["x"] for e in examples]', '[[e["x"]] for e in examples]'))
+    process = folder.start("train", "recipe.yaml", "eval.predict=true")
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert [line for line in err.splitlines() if not any(re.fullmatch(own, line) for own in OWN_LINES)] == []
     assert out.startswith("evaluations\n")
 
 
+def test_nothing_but_redco_speaks_while_a_named_model_is_made(folder) -> None:
+    """And transformers here."""
+    folder.write(recipe__yaml=CHAT, train__jsonl='{"text": "hello"}\n' * 4)
+    process = folder.start("validate", "recipe.yaml")
+    _, err = process.communicate(timeout=200)
+    assert (process.returncode, err) == (0, "valid\n")
+
+
+def test_a_warning_is_a_line_of_redco(folder) -> None:
+    folder.plugin(("    return Net()", "    import warnings\n    warnings.warn('this model is old')\n    return Net()"))
+    process = folder.start("validate", "recipe.yaml")
+    _, err = process.communicate(timeout=200)
+    assert err == f"warning: this model is old (UserWarning at {folder.root}/plugin.py:16)\nvalid\n"
+
+
 def test_libraries_do_not_log_the_error_that_redco_explains(folder) -> None:
-    folder.write(recipe__yaml=CHAT, train__jsonl='{"text": "hello"}\n{"text": \n', eval__csv="text\nhello\n")
-    out, err = (process := start(folder, "validate", "recipe.yaml")).communicate(timeout=200)
+    folder.write(recipe__yaml=CHAT, train__jsonl='{"text": "hello"}\n{"text": \n')
+    out, err = (process := folder.start("validate", "recipe.yaml")).communicate(timeout=200)
     assert (process.returncode, out, err) == (
         1,
         "",
         "recipe.yaml:7: data.train.data_files: train.jsonl:2: not JSON: Expecting value at column 9\n"
         "  -> repair or replace the file, or leave it out\n",
-    )
-
-
-def test_a_damaged_checkpoint_makes_no_library_speak(folder) -> None:
-    folder.done("train", "recipe.yaml")
-    for path in Path("run/checkpoint-4/params").rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"")
-    out, err = (process := start(folder, "predict", "run")).communicate(timeout=200)
-    assert (process.returncode, out, err) == (
-        1,
-        "",
-        "run/checkpoint-4: is damaged and cannot be read: Expecting value: line 1 column 1 (char 0)\n"
-        "  -> move it away to fall back to checkpoint-2\n",
     )

@@ -299,6 +299,18 @@ def test_arrays_cut_off(copied, command: Sequence[str], pattern: str) -> None:
     assert error.endswith("\n  -> move it away to fall back to checkpoint-2")
 
 
+def test_a_damaged_checkpoint_makes_no_library_speak(copied) -> None:
+    cut_off("params/")()
+    process = copied.start(*PREDICT)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, out, err) == (
+        1,
+        "",
+        "it/checkpoint-4: is damaged and cannot be read: Expecting value: line 1 column 1 (char 0)\n"
+        "  -> move it away to fall back to checkpoint-2\n",
+    )
+
+
 def test_the_fallback_works(copied) -> None:
     cut_off("manifest")()
     copied.refused(*TRAIN)
