@@ -63,6 +63,14 @@ class ModuleModel:
                 self.where, "training this module needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
             ) from None
 
+    def decoder_inputs(self, labels: Any) -> Any:
+        """A module of one's own has no start token that redco knows of.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(self.where, "a module from build_model has no decoder_inputs", "shift the labels in loss_fn")
+
     def generate(
         self, params: Params, inputs: Any, attention_mask: Any = None, *, rng: Any = None, **settings: Any
     ) -> Any:

@@ -71,7 +71,7 @@ def _named(metrics: Any, where: str) -> Mapping[str, Any]:
 
 
 def _differentiable(value: Any, where: str, what: str, batch: Batch) -> jax.Array:
-    dtype = getattr(value, "dtype", jnp.dtype(jnp.float32))
+    dtype = jnp.result_type(value) if isinstance(value, int | float) or hasattr(value, "dtype") else jnp.float32
     if not jnp.issubdtype(dtype, jnp.floating):
         problem = f"{what} is {dtype.name} on the batch {describe(batch)}, which has no gradient"
         raise PluginError(where, problem, "return a float; count errors in metrics={...}")

@@ -111,6 +111,16 @@ class Model(Protocol):
         """Fresh parameters, float32. Traceable: call it under `jit` to have them born sharded."""
         ...
 
+    def decoder_inputs(self, labels: Any) -> Any:
+        """Decoder inputs [B, L] for labels [B, L] of an encoder-decoder model: moved right by one, behind the start id.
+
+        Ignored labels become padding.
+
+        Raises:
+            ModelError: the model has no decoder of its own, or names no start or pad id.
+        """
+        ...
+
     def generate(
         self, params: Params, inputs: Any, attention_mask: Any = None, *, rng: Any = None, **settings: Any
     ) -> Any:

@@ -170,14 +170,15 @@ class TestExtends:
             ),
             (
                 "seed: 1\nextends: no.yaml\n",
-                f"r.yaml:2: extends: no such recipe, neither a file nor shipped with redco\n  -> known: {SHIPPED}",
+                "r.yaml:2: extends: no.yaml: no such recipe, neither a file nor shipped with redco\n"
+                f"  -> known: {SHIPPED}",
             ),
             (
                 "extends: quickstrt\n",
-                "r.yaml:1: extends: no such recipe, neither a file nor shipped with redco\n"
+                "r.yaml:1: extends: quickstrt: no such recipe, neither a file nor shipped with redco\n"
                 "  -> did you mean quickstart?",
             ),
-            ("extends: .\n", "r.yaml:1: extends: is a directory, not a recipe\n  -> name the .yaml file in it"),
+            ("extends: .\n", "r.yaml:1: extends: .: is a directory, not a recipe\n  -> name the .yaml file in it"),
             ("extends: bad.yaml\n", "bad.yaml:3: tarin: unknown key\n  -> did you mean train?"),
         ],
     )
