@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, encode, generate, next_token_loss, pad, padding_id
+from redco_cli.plugin.parts import column, decode, encode, generate, next_token_loss, pad, padding_id, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Options:
 
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     """`input_ids` and `attention_mask` [B, L]; for training also `labels` [B, L], the ids where they are no padding."""
-    length, tokenizer = ctx.recipe.data.max_length, ctx.tokenizer
+    length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
     if ctx.stage == "predict":
         is_prompt = all(ctx.options.prompt in example for example in examples)
         texts = column(examples, ctx.options.prompt if is_prompt else ctx.options.text)

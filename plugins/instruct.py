@@ -20,7 +20,7 @@ import jax
 
 from redco_cli.errors import PluginError
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, exact_match, generate, next_token_loss, pad, padding_id
+from redco_cli.plugin.parts import column, decode, exact_match, generate, next_token_loss, pad, padding_id, tokenizer_of
 
 Messages = list[dict[str, str]]
 ASSISTANT = "assistant"
@@ -49,7 +49,7 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     Raises:
         PluginError: no example of a training batch has a label left.
     """
-    length, tokenizer = ctx.recipe.data.max_length, ctx.tokenizer
+    length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
     conversations = [messages_of(ctx.options, example) for example in examples]
     if ctx.stage == "predict":
         prompts = [tokenize(tokenizer, asked(messages), prompt=True)[-length:] for messages in conversations]

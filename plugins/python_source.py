@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, held_out, next_token_loss, pad, standard_library
+from redco_cli.plugin.parts import column, decode, held_out, next_token_loss, pad, standard_library, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ def load_examples(ctx: Context, split: str) -> Sequence[Example]:
 
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     """Training: `input_ids` [B, L]. Prediction: prompts, padded on the left, with their `attention_mask`."""
-    length = ctx.recipe.data.max_length
+    length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
     if ctx.stage == "predict":
-        prompts = [ctx.tokenizer.encode(prompt)[-length:] for prompt in column(examples, "prompt")]
-        input_ids, attention_mask = pad(prompts, length, ctx.tokenizer.pad_token_id, side="left")
+        prompts = [tokenizer.encode(prompt)[-length:] for prompt in column(examples, "prompt")]
+        input_ids, attention_mask = pad(prompts, length, tokenizer.pad_token_id, side="left")
         return {"input_ids": input_ids, "attention_mask": attention_mask}
-    return {"input_ids": np.array([ctx.tokenizer.encode(text) for text in column(examples, "text")], np.int32)}
+    return {"input_ids": np.array([tokenizer.encode(text) for text in column(examples, "text")], np.int32)}
 
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:

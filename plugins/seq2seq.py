@@ -14,7 +14,17 @@ from typing import Any
 import jax
 
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, encode, exact_match, generate, pad, padding_id, token_loss
+from redco_cli.plugin.parts import (
+    column,
+    decode,
+    encode,
+    exact_match,
+    generate,
+    pad,
+    padding_id,
+    token_loss,
+    tokenizer_of,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Options:
 
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     """`input_ids` and `attention_mask` [B, L] of the sources; for training also `labels` [B, N] of the targets."""
-    options, length, tokenizer = ctx.options, ctx.recipe.data.max_length, ctx.tokenizer
+    options, length, tokenizer = ctx.options, ctx.recipe.data.max_length, tokenizer_of(ctx)
     sources = encode(tokenizer, [options.prefix + source for source in column(examples, options.source)])
     input_ids, attention_mask = pad([ids[:length] for ids in sources], length, padding_id(tokenizer))
     if ctx.stage == "predict":

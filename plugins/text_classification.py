@@ -16,7 +16,7 @@ import numpy as np
 
 from redco_cli.errors import PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, token_loss
+from redco_cli.plugin.parts import column, token_loss, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     """What the tokenizer makes of the texts, each [B, L]; for training also `labels` [B], integers or floats."""
     options = ctx.options
     pairs = [column(examples, options.text_pair)] if options.text_pair else []
-    encoded = ctx.tokenizer(
+    encoded = tokenizer_of(ctx)(
         column(examples, options.text),
         *pairs,
         truncation=True,

@@ -52,7 +52,7 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
 
 
 def masked_sequences(job: Job) -> Iterator[MaskedTokens]:
-    """The first training sequences with what carries loss, where a batch has `input_ids` and `labels` alike in shape."""
+    """The first training sequences with what carries loss, where a batch has `input_ids` and `labels`."""
     examples = first_examples(job.train_examples, SHOWN_EXAMPLES)
     batch: Mapping[str, Any] = job.collate("train")(examples)
     ids, labels = np.asarray(batch.get("input_ids", ())), np.asarray(batch.get("labels", ()))

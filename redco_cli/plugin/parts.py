@@ -76,6 +76,20 @@ def pad(
     return padded, mask
 
 
+def tokenizer_of(ctx: Context) -> Any:
+    """`ctx.tokenizer`, for a plugin that cannot do without.
+
+    Raises:
+        PluginError: the recipe names none, and neither does its model.
+    """
+    if ctx.tokenizer is None:
+        name = ctx.recipe.plugin.module
+        raise PluginError(
+            "model.tokenizer", f"the plugin {name} needs a tokenizer", "set it: byte, a hub id or a directory"
+        )
+    return ctx.tokenizer
+
+
 def encode(tokenizer: Any, texts: Sequence[str], *, target: bool = False) -> list[list[int]]:
     """Token ids of each text, with the marks that the tokenizer adds, and at the end the end mark in any case.
 

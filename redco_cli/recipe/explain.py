@@ -15,6 +15,7 @@ from redco_cli.recipe.schema import Recipe
 
 _WANTED = {
     "string_type": "text",
+    "string_too_short": "text",
     "int_type": "a whole number",
     "float_type": "a number",
     "bool_type": "true or false",

@@ -263,7 +263,7 @@ class Recipe(Section):
     """What is kept."""
     logging: LoggingSection = LoggingSection()
     """What is shown."""
-    output_dir: str
+    output_dir: Annotated[str, Field(min_length=1)]
     """Where the run lives, relative to the working directory."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of initialisation, data order, dropout and sampling."""

@@ -176,6 +176,8 @@ def _scalar(loader: _Yaml12Loader, node: yaml.ScalarNode, where: str, path: str)
     if isinstance(value, float) and not math.isfinite(value):
         shown = node.value if len(node.value) <= 20 else f"a number of {len(node.value)} digits"
         raise RecipeError(f"{where}: {path}", f"{shown} is not a finite number", "give a finite one")
+    if isinstance(value, str) and "\0" in value:
+        raise RecipeError(f"{where}: {path}", "the text holds a NUL character", "write a backslash as two")
     return value
 
 

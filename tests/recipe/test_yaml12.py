@@ -170,12 +170,13 @@ def test_aliases_that_multiply_are_refused_before_memory_is_full():
     assert str(caught.value) == f"f:1: there are more than 100000 values, aliases written out\n  -> {LARGE}"
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10)
+TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+TREES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner), max_leaves=10)
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.dictionaries(st.text(), TREES))
+@given(st.dictionaries(TEXT, TREES))
 def test_what_is_dumped_is_read_back(tree):
     assert parse_yaml(dump_yaml(tree), "f").data == tree
 
@@ -185,3 +186,9 @@ def test_text_stays_text_on_one_line(text):
     dumped = dump_yaml({"k": text, "l": 1})
     assert parse_yaml(dumped, "f").data == {"k": text, "l": 1}
     assert len(dumped.splitlines()) == 2
+
+
+def test_a_nul_character_is_refused():
+    with pytest.raises(RecipeError) as refused:
+        parse_yaml('a:\n  b: "x\\0y"\n', "f")
+    assert str(refused.value) == "f:2: a.b: the text holds a NUL character\n  -> write a backslash as two"
