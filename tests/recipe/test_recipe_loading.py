@@ -15,7 +15,7 @@ DURATION = "expected a number of optimizer steps (200), a share of the run (10%)
 STEPS = "train.steps: Length of the run: optimizer steps or epochs."
 SHIPPED = ", ".join(shipped_recipes())
 
-TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))  # what a recipe can hold
+ANY_TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))  # what a recipe can hold
 
 
 class TestFiles:
@@ -348,7 +348,7 @@ class TestResolved:
     @settings(deadline=None, max_examples=50)
     @given(
         options=st.dictionaries(
-            TEXT, st.recursive(st.none() | st.booleans() | st.integers() | TEXT, st.lists, max_leaves=5)
+            ANY_TEXT, st.recursive(st.none() | st.booleans() | st.integers() | ANY_TEXT, st.lists, max_leaves=5)
         )
     )
     def test_whatever_the_options(self, options, tmp_path_factory):
