@@ -36,13 +36,10 @@ FREE_TO_CHANGE = (
     "train.micro_batch_size",
     "train.remat",
     "train.max_nonfinite_steps",
-    "model.tokenizer",
 )
 """Keys that do not change what a step computes, so that a run may continue with other values."""
 FREE_WHILE_UNRANKED = ("eval.best_metric", "eval.best_mode", "data.eval")
 """Keys that decide which checkpoint is best: free as well while none of the run's has been evaluated."""
-
-
 _OTHER_OUTPUT = "choose another output_dir, or correct its permissions"
 
 
@@ -116,7 +113,7 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
         return Start(directory, own)
     newer = [step for step in own.steps() if step > steps[-1]]
     if newer:
-        remedy = "choose another output_dir, or delete the newer ones"
+        remedy = "choose another output_dir, or move the newer ones away"
         raise StorageError(where, f"{choice} is older than {shown(own.path(newer[-1]))}", remedy)
     # Reads what every checkpoint says of itself: a damaged one is found now, and not at the first save.
     free = FREE_TO_CHANGE if own.best() is not None else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
