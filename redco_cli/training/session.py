@@ -20,6 +20,7 @@ from redco_cli.plugin.guard import guarded
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.mesh import replicated
+from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun
 from redco_cli.training.metrics import METRICS_NAME, Recorder
@@ -135,6 +136,7 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
     Raises:
         PluginError, DataError, RecipeError: the plugin, the data or a name in the recipe failed on the way; a
             checkpoint of the steps before is saved, and the same command continues once that is repaired.
+        DeviceError: the devices have too little memory.
     """
     means: Mapping[str, float] = {}
     try:
@@ -149,6 +151,10 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
         if run.step:
             run.save()
         raise
+    except (
+        jax.errors.JaxRuntimeError
+    ) as error:  # where the device works behind the host, it fails when it is waited for
+        raise out_of_memory(error, "training") from error
     run.save()
     return means
 

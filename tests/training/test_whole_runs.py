@@ -271,3 +271,25 @@ def test_run_fn_drives_its_own_loop() -> None:
     records = comparable("run")
     assert [record["kind"] for record in records if record["kind"] != "train"] == ["eval", "run"]
     assert records[-1]["final_loss"] == records[-2]["loss"]
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("where", ["_observe", "_train_step"])
+def test_too_little_memory_is_an_error_of_the_device(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory can run out when a step is dispatched, or be reported only when its result is waited for."""
+    from redco_cli.runtime.program import Program
+    from redco_cli.training.loop import TrainingRun
+
+    def exhausted(*_: object) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.\nmore")
+
+    if where == "_observe":
+        monkeypatch.setattr(TrainingRun, "_observe", exhausted)
+    else:
+        monkeypatch.setattr(Program, "__call__", exhausted)
+    with pytest.raises(RedcoError) as refused:
+        train("recipe.yaml", ["eval.at_start=false"])
+    assert str(refused.value) == (
+        "training: the device has too little memory: RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.\n"
+        "  -> lower train.micro_batch_size or data.max_length, set model.dtype: bfloat16 or train.remat: full"
+    )
