@@ -111,7 +111,10 @@ class Folder:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """A command in a process of its own, as from a user's shell: one device, and warnings as they come."""
         environ = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONWARNINGS")}
-        command = [sys.executable, "-c", "from redco_cli.cli import main; main()", *arguments]
+        listening = (
+            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # a job in the background is deaf
+        )
+        command = [sys.executable, "-c", f"{listening}; from redco_cli.cli import main; main()", *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, cwd=self.root, env=environ, text=True, stdout=pipe, stderr=pipe)
 

@@ -253,7 +253,7 @@ CASES = {
     "train: resume an older checkpoint": Case(
         (
             "command line: checkpoint.resume: it/checkpoint-2 is older than it/checkpoint-4\n"
-            "  -> choose another output_dir, or delete the newer ones"
+            "  -> choose another output_dir, or move the newer ones away"
         ),
         (*TRAIN, "checkpoint.resume=it/checkpoint-2"),
     ),
