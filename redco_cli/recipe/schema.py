@@ -94,7 +94,7 @@ class DataSection(Section):
     eval: SourceSection | None = None
     """Examples that evaluation, and prediction without `--input`, cover exactly once."""
     max_length: Positive = 512
-    """Longest sequence in tokens; longer examples are cut and the cut is reported."""
+    """Longest sequence in tokens; the built-in plugins cut longer examples."""
     streaming: bool = False
     """Read the training data as it comes, without a local copy; it then has no known length."""
     shuffle: bool = True
