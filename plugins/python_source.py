@@ -16,7 +16,16 @@ import jax
 import numpy as np
 
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, held_out, next_token_loss, pad, standard_library, tokenizer_of
+from redco_cli.plugin.parts import (
+    column,
+    decode,
+    generate,
+    held_out,
+    next_token_loss,
+    pad,
+    standard_library,
+    tokenizer_of,
+)
 
 
 @dataclass(frozen=True)
@@ -63,9 +72,7 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
     """Token ids [B, N] that continue each prompt."""
-    settings = ctx.recipe.predict.generation.model_dump()
-    ids: jax.Array = ctx.model.generate(params, batch["input_ids"], batch["attention_mask"], rng=rng, **settings)
-    return ids
+    return generate(ctx, params, batch, rng)
 
 
 def output_fn(ctx: Context, outputs: Any) -> Sequence[str]:

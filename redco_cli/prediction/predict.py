@@ -68,15 +68,16 @@ class Predictor:
             where=self._job.collate_place,
             workers=self._job.recipe.data.workers,
         )
-        for indices, batch in batches:
-            arrays = put(batch, over_data(self._mesh))
-            first = put({"first": np.int32(indices.start)}, replicated(self._mesh))["first"]
-            outputs = jax.device_get(self._step(params, first, arrays))
-            size = len(indices)
-            rows = jax.tree.map(lambda leaf, size=size: leaf[:size], outputs)
-            for index, prediction in zip(indices, call_output(self._job.plugin, ctx, rows, size), strict=True):
-                if index >= start:
-                    yield index, prediction
+        with contextlib.closing(batches):
+            for indices, batch in batches:
+                arrays = put(batch, over_data(self._mesh))
+                first = put({"first": np.int32(indices.start)}, replicated(self._mesh))["first"]
+                outputs = jax.device_get(self._step(params, first, arrays))
+                size = len(indices)
+                rows = jax.tree.map(lambda leaf, size=size: leaf[:size], outputs)
+                for index, prediction in zip(indices, call_output(self._job.plugin, ctx, rows, size), strict=True):
+                    if index >= start:
+                        yield index, prediction
 
     def batch_size(self, count: int) -> int:
         """Examples per batch when `count` are predicted: no more than they fill, and a multiple of the devices."""

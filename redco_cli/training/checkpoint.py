@@ -83,14 +83,21 @@ class Checkpoints:
         names = (_NAME.fullmatch(path.name) for path in self.directory.iterdir() if path.is_dir())
         return sorted(int(match[1]) for match in names if match)
 
-    def save(self, state: TrainState, meta: Meta) -> None:
+    def save(self, state: TrainState, meta: Meta, *, replace: bool = False) -> None:
         """Starts writing a checkpoint; waits only for the copy off the devices, and for the save before.
+
+        Args:
+            replace: write it even where this step is saved already, because the state has changed since.
 
         Raises:
             StorageError: this or the previous save cannot be written; what was complete before stays complete.
         """
         if meta.step in self._metas or self.path(meta.step).exists():
-            return
+            if not replace:
+                return
+            self.wait()
+            if self.path(meta.step).exists():
+                self._delete(meta.step)
         training = {"opt_state": state.opt_state, "skipped": state.skipped, "streak": state.streak}
         try:
             self.wait()

@@ -87,17 +87,13 @@ class TrainingRun:
         self._state = state
         self._step = step
         self._meter = Meter()
+        self._replaced = False
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self.history: list[tuple[int, Mapping[str, float]]] = []
         job, shardings = setup.job, jax.tree.map(lambda leaf: leaf.sharding, state)
         train_step = make_train_step(job.loss, setup.optimizer, setup.schedule, job.recipe.seed)
-        self._train_step = Program(
-            "train step",
-            train_step,
-            self._compiling,
-            donate=(0,),
-            out_shardings=(shardings, replicated(setup.mesh)),
-        )
+        placed = (shardings, replicated(setup.mesh))
+        self._train_step = Program("train step", train_step, self._compiling, donate=(0,), out_shardings=placed)
         self._eval_step = Program(
             "eval step", make_eval_step(job.loss), self._compiling, out_shardings=replicated(setup.mesh)
         )
@@ -127,6 +123,7 @@ class TrainingRun:
 
         old = self._state
         self._state = replace(old, trainable=placed(trainable, old.trainable), frozen=placed(rest, old.frozen))
+        self._replaced = True
 
     def train(self, examples: Sequence[Example] | None = None, steps: int | None = None) -> dict[str, float]:
         """Trains; see `plugin.contract.Run.train`.
@@ -186,12 +183,14 @@ class TrainingRun:
         self._setup.recorder.record(self._step, "run", values)
 
     def save(self) -> None:
-        """Writes a checkpoint of the current state, unless it is there already."""
+        """Writes a checkpoint of the current state, unless it is there already and `params` were not assigned since."""
         metric = None
         if self._evaluated is not None and self._evaluated[0] == self._step:
             metric = self._evaluated[1].get(self._setup.job.recipe.eval.best_metric)
         with self._meter.paused():
-            self._setup.checkpoints.save(self._state, Meta(self._step, _finite(metric), self._setup.resolved))
+            meta = Meta(self._step, _finite(metric), self._setup.resolved)
+            self._setup.checkpoints.save(self._state, meta, replace=self._replaced)
+            self._replaced = False
 
     def _feed(self, examples: Sequence[Example] | None, steps: int | None) -> Generator[Fed, None, None]:
         """The batches of one call of `train`: the recipe's data from where the run is, or other examples."""

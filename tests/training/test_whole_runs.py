@@ -263,6 +263,7 @@ def test_run_fn_drives_its_own_loop() -> None:
             "            averages.append(run.params)\n"
             "        start = jax.tree.map(lambda a, b: (a + b) / 2, *averages)\n"
             "    run.params = start\n"
+            "    np.save('average.npy', np.asarray(start['output']['kernel']))\n"
             "    run.log({'round': 2, **{'final_' + k: v for k, v in run.evaluate().items()}})\n"
         )
     outcome = train("recipe.yaml", ["eval.at_start=false", "eval.every=20", "checkpoint.every=20"])
@@ -271,6 +272,9 @@ def test_run_fn_drives_its_own_loop() -> None:
     records = comparable("run")
     assert [record["kind"] for record in records if record["kind"] != "train"] == ["eval", "run"]
     assert records[-1]["final_loss"] == records[-2]["loss"]
+    np.testing.assert_array_equal(parameters("run", 12)["output"]["kernel"], np.load("average.npy"))
+    train("recipe.yaml", ["eval.at_start=false", "eval.every=20", "checkpoint.every=3", "output_dir=saved-before"])
+    np.testing.assert_array_equal(parameters("saved-before", 12)["output"]["kernel"], np.load("average.npy"))
 
 
 @pytest.mark.usefixtures("project")
