@@ -1,0 +1,74 @@
+"""What a step moves over the mesh, predicted from the plan alone."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from redco_cli.sharding.axes import Axis
+from redco_cli.sharding.choose import Candidate, Prices
+from redco_cli.sharding.layout import Layout
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
+from redco_cli.sharding.reading import Parameter, Reading
+
+PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
+ONCE_A_PASS = (PARAMETERS, GRADIENTS)
+"""What is moved in every pass, whatever the size of its batch."""
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+
+
+def predict(
+    reading: Reading, chosen: Sequence[Candidate], layouts: Sequence[Layout], sizes: Mapping[str, int]
+) -> tuple[Collective, ...]:
+    """Collectives of one forward and backward pass over one micro-batch, and of its gradients.
+
+    Bytes are those of the results on one device, as they stand in compiled HLO.
+    """
+    moved: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    prices = Prices(reading.events, dict.fromkeys(reading.batch, sizes[DATA] * sizes[FSDP]))
+    for candidate in chosen:
+        for event in prices.events(axis for axis, ways in candidate.ways.items() if ways > 1):
+            moved[event.kind, TENSOR, event.what] += [prices.bytes(event, candidate.ways) // event.times] * event.times
+    for event in prices.events(_cut_axes(reading, chosen, layouts)):
+        moved[event.kind, TENSOR, event.what] += [prices.bytes(event, {}) // sizes[TENSOR]]
+    for parameter, layout in zip(reading.parameters, layouts, strict=True):
+        for key, size in _of_parameter(parameter, layout, sizes):
+            moved[key].append(size)
+    return tuple(
+        Collective(kind, axis, what, len(each), sum(each)) for (kind, axis, what), each in moved.items() if sum(each)
+    )
+
+
+def _of_parameter(
+    parameter: Parameter, layout: Layout, sizes: Mapping[str, int]
+) -> list[tuple[tuple[str, str, str], int]]:
+    """Gathering one parameter where it is used, and adding up its gradient."""
+    found = []
+    lives, used = _axes(layout.lives), _axes(layout.used)
+    shard = parameter.bytes // layout.ways(sizes)
+    whole = parameter.bytes // math.prod(sizes[axis] for axis in used)
+    gathered = "+".join(axis for axis in (FSDP, TENSOR) if axis in lives - used)
+    if shard < whole:
+        found.append(((ALL_GATHER, gathered, PARAMETERS), whole))
+    if FSDP in lives and sizes[FSDP] > 1:
+        found.append(((REDUCE_SCATTER, FSDP, GRADIENTS), shard))
+    batch = [axis for axis in (DATA, FSDP) if sizes[axis] > 1 and axis not in lives]
+    if batch:
+        found.append(((ALL_REDUCE, "+".join(batch), GRADIENTS), shard))
+    return found
+
+
+def _axes(dims: Sequence[Sequence[str]]) -> set[str]:
+    return {axis for dim in dims for axis in dim}
+
+
+def _cut_axes(reading: Reading, chosen: Sequence[Candidate], layouts: Sequence[Layout]) -> set[Axis]:
+    """Leading factors of fused projections: blocks of them are moved where the program takes them apart."""
+    taken = {axis for candidate in chosen for axis in candidate.chain}
+    return {
+        dim[0]
+        for parameter, layout in zip(reading.parameters, layouts, strict=True)
+        for dim, used in zip(parameter.dims, layout.used, strict=True)
+        if TENSOR in used and dim and dim[0] not in taken
+    }

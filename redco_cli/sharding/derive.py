@@ -1,0 +1,110 @@
+"""From a program and the sizes of a mesh to a `Plan`.
+
+    loss_fn(params, batch)  --read-->  logical axes  --choose-->  axes over `tensor`  --lay_out-->  PartitionSpecs
+
+For each parameter p of a matmul y = x·p, and n devices along `tensor`:
+
+    columns    p = [p_1 ... p_n]     y_i = x·p_i               backward: dx = Σ_i dy_i·p_iᵀ, one all-reduce
+    rows       p = [p_1; ...; p_n]   y = Σ_i x_i·p_i           one all-reduce; backward: none
+
+so that a pair, columns then rows over the same axis, needs one all-reduce forward and one backward, and what lies
+between them is split. Which axes make such pairs is read off the program; names of parameters are never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from redco_cli.sharding.choose import choose
+from redco_cli.sharding.collectives import predict
+from redco_cli.sharding.guards import Where, checked_sizes, guard
+from redco_cli.sharding.layout import Dims, lay_out
+from redco_cli.sharding.override import Override, overridden
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Plan, Row
+from redco_cli.sharding.reading import Reading, read
+
+
+def derive(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    batch: Any,
+    mesh: Mapping[str, int],
+    *,
+    override: Sequence[Override] = (),
+) -> Plan:
+    """Derives how the parameters of a function are split over a mesh. Computes nothing and needs no devices.
+
+    Args:
+        loss_fn: `loss_fn(params, batch)`, any function that JAX can trace; best the forward loss, not its gradient.
+        params: a tree of arrays or `jax.ShapeDtypeStruct`s.
+        batch: the same; the leading dim of every array counts examples of the global batch.
+        mesh: sizes of the axes `data`, `fsdp` and `tensor`; an axis that is not named has size one.
+        override: (regular expression on paths, mesh axes for each dim) pairs that come before the rules.
+
+    Raises:
+        DeviceError: no such mesh axis, more shards than heads, or more than a tenth of the parameter bytes that would
+            be whole on every device of an axis.
+        RecipeError: an override that matches nothing or does not fit.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> def loss_fn(params, batch):
+        ...     return jnp.mean((jax.nn.relu(batch["x"] @ params["a"]) @ params["b"]) ** 2)
+        >>> params = {"a": jax.ShapeDtypeStruct((8, 64), "float32"), "b": jax.ShapeDtypeStruct((64, 8), "float32")}
+        >>> plan = derive(loss_fn, params, {"x": jax.ShapeDtypeStruct((16, 8), "float32")}, {"fsdp": 2, "tensor": 4})
+        >>> tuple(plan.specs["a"]), tuple(plan.gathered["a"])
+        (('fsdp', 'tensor'), (None, 'tensor'))
+        >>> plan.rows[1].reason
+        'rows: sums over 64 features, 16 on each device'
+    """
+    return make_plan(read(loss_fn, params, batch), mesh, override=override)
+
+
+def make_plan(
+    reading: Reading, mesh: Mapping[str, int], *, override: Sequence[Override] = (), where: Where = str
+) -> Plan:
+    """The plan of a program that was read already; as `derive`.
+
+    Args:
+        reading: the program.
+        mesh: sizes of the axes.
+        override: what comes before the rules.
+        where: dotted recipe key to its place.
+    """
+    sizes = checked_sizes(mesh, where)
+    given = overridden(reading.parameters, override, sizes, where)
+    chosen = choose(reading, sizes[TENSOR], sizes[DATA] * sizes[FSDP])
+    layouts = lay_out(reading, chosen, sizes, given)
+    warnings = guard(reading, chosen, layouts, sizes, where)
+    rows = tuple(
+        Row(
+            parameter.path,
+            parameter.shape,
+            str(parameter.dtype),
+            as_spec(layout.lives),
+            as_spec(layout.used),
+            layout.reason,
+            parameter.bytes,
+            parameter.bytes // layout.ways(sizes),
+        )
+        for parameter, layout in zip(reading.parameters, layouts, strict=True)
+    )
+    return Plan(
+        mesh=sizes,
+        specs=reading.treedef.unflatten([row.spec for row in rows]),
+        gathered=reading.treedef.unflatten([row.gathered for row in rows]),
+        rows=rows,
+        collectives=predict(reading, chosen, layouts, sizes),
+        warnings=warnings,
+    )
+
+
+def as_spec(dims: Dims) -> PartitionSpec:
+    """The mesh axes of each dim as a `PartitionSpec`."""
+    entries: list[Any] = [None if not dim else dim[0] if len(dim) == 1 else dim for dim in dims]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)

@@ -1,0 +1,97 @@
+"""What a program would have to move if an axis of it were split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redco_cli.sharding.axes import Axis, Dim, factors
+
+
+class Value(NamedTuple):
+    """What the walk knows of an array.
+
+    Attributes:
+        dims: one for each dim.
+        trained: a gradient flows through it.
+        given: it depends on the batch: an activation. Without, it is a weight or a constant.
+        name: path of the one parameter that it was made of, seen in another way perhaps; else empty.
+    """
+
+    dims: tuple[Dim, ...]
+    trained: bool
+    given: bool
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A collective that an operation needs where one of some dims is split.
+
+    Attributes:
+        kind: `all-reduce` or `all-gather`.
+        when: the dims.
+        moved: dims of the array that is moved.
+        itemsize: bytes of an element.
+        times: how often in a step.
+        what: what is moved, in a few words.
+    """
+
+    kind: str
+    when: tuple[Dim, ...]
+    moved: tuple[Dim, ...]
+    itemsize: int
+    times: int
+    what: str
+
+
+class Contact(NamedTuple):
+    """A product of two activations, such as queries with keys.
+
+    Attributes:
+        contracted: dims summed over.
+        batch: dims that both have and the result keeps.
+        free: dims of the first alone, and of the second alone.
+    """
+
+    contracted: tuple[Dim, ...]
+    batch: tuple[Dim, ...]
+    free: tuple[tuple[Dim, ...], tuple[Dim, ...]]
+
+
+class Matmul(NamedTuple):
+    """A product of an activation with a weight.
+
+    Attributes:
+        name: path of the weight, if it is one parameter.
+        weight: dims of the weight.
+        summed: dims that are summed over.
+        made: dims of the result that the weight brings.
+        taken: dims of the activation.
+        result: dims of the result.
+    """
+
+    name: str
+    weight: tuple[Dim, ...]
+    summed: tuple[Dim, ...]
+    made: tuple[Dim, ...]
+    taken: tuple[Dim, ...]
+    result: tuple[Dim, ...]
+
+
+def itemsize(aval: Any) -> int:
+    """Bytes of an element; keys and other opaque elements count as four."""
+    return int(getattr(aval.dtype, "itemsize", 4))
+
+
+def bytes_moved(event: Event, ways: Mapping[Axis, int]) -> int:
+    """Result bytes on one device, each time.
+
+    Args:
+        event: what is moved.
+        ways: into how many parts an axis is split on the way.
+    """
+    elements = math.prod(-(-axis.size // ways.get(axis, 1)) for dim in event.moved for axis in factors(dim))
+    return elements * event.itemsize

@@ -1,0 +1,121 @@
+"""Which results of a program are written to memory, and what they are computed from.
+
+A compiler fuses: most results are only ever elements on the way to another result. What is written out are products,
+convolutions, reductions, loops, and whatever these read; of the elementwise operations those that are expensive and
+read more than once. What is fused is computed from the arrays that it is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from redco_cli.sharding.kernels import kernel_regions
+from redco_cli.sharding.kinds import CHEAP, EXPENSIVE, MOVES, REDUCTIONS, RESHAPED, VIEWS
+from redco_cli.sharding.operations import NARROW, SCALAR, Flat, Op
+
+STACK = "stack"
+"""An operation without a result: a round of a loop writes its slice of a stacked result."""
+_FUSED = CHEAP | EXPENSIVE | MOVES
+
+
+class Fusion:
+    """A list of operations, connected, with what a compiler makes of it.
+
+    Attributes:
+        ops: the operations; views are gone.
+        operands: for each the arrays that it names.
+        maker: by id of an array, the index of the operation that it is a result of.
+        users: by id of an array, the indices of the operations that name it.
+        ends: ids of what is read in the end.
+        region: by index, the library kernel that an operation is part of.
+        written: for each whether its result is written out.
+        reads: for each the arrays in memory that it is computed from.
+    """
+
+    def __init__(self, ops: Sequence[Op], outputs: Sequence[int], flat: Flat, *, kernels: bool) -> None:
+        """Fuses.
+
+        Args:
+            ops: the operations of a program.
+            outputs: ids of what is read in the end, or `SCALAR`.
+            flat: the program, or one around it.
+            kernels: whether library kernels take in what lies around them, and narrow elements are written where they
+                are read more than once, as in XLA's CPU backend.
+        """
+        self._kernels, self._arrays = kernels, flat.arrays
+        self._base: dict[int, int] = {}
+        self.ops: list[Op] = []
+        for op in ops:
+            if op.name in VIEWS:
+                for operand, result in zip(op.operands, op.results, strict=True):
+                    self._base[result] = self.base(operand)
+            else:
+                self.ops.append(op)
+        self.operands = [[self.base(x) for x in op.operands if x != SCALAR] for op in self.ops]
+        self.maker = {result: index for index, op in enumerate(self.ops) for result in op.results}
+        self.users: dict[int, list[int]] = {}
+        for index, operands in enumerate(self.operands):
+            for array in dict.fromkeys(operands):
+                self.users.setdefault(array, []).append(index)
+        self.ends = {self.base(x) for x in outputs if x != SCALAR}
+        self.region = kernel_regions(self) if kernels else {}
+        self.written = [self._is_written(index) for index in range(len(self.ops))]
+        self.reads = self._reads()
+
+    def base(self, array: int) -> int:
+        """The array that another is a view of."""
+        return self._base.get(array, array)
+
+    def _is_written(self, index: int) -> bool:
+        op = self.ops[index]
+        if op.name not in _FUSED and index not in self.region:
+            return True
+        array = op.results[0]
+        users = self.users.get(array, [])
+        narrow = self._kernels and op.name in CHEAP and self._arrays.dtypes[array] in NARROW
+        once = op.name in EXPENSIVE or narrow
+        return array in self.ends or (once and len(users) > 1) or not all(self._takes(index, user) for user in users)
+
+    def _takes(self, index: int, user: int) -> bool:
+        """Whether an operation computes the elements of an operand itself."""
+        region, name = self.region.get(user), self.ops[user].name
+        if region is not None or index in self.region:
+            return region == self.region.get(index)
+        if self.ops[index].name in EXPENSIVE and name in ("broadcast_in_dim", "gather"):
+            return False
+        return name in _FUSED or name == STACK or (name in REDUCTIONS and not self._kernels)
+
+    def _reads(self) -> list[tuple[int, ...]]:
+        reads: list[tuple[int, ...]] = []
+        for operands in self.operands:
+            found: dict[int, None] = {}
+            for array in operands:
+                index = self.maker.get(array)
+                if index is None or self.written[index]:
+                    found[array] = None
+                else:
+                    found.update(dict.fromkeys(reads[index]))
+            reads.append(tuple(found))
+        return reads
+
+    def final(self) -> set[int]:
+        """Operations whose result is read in the end, if only in another place or precision."""
+        found: set[int] = set()
+        for index in range(len(self.ops) - 1, -1, -1):
+            results = self.ops[index].results
+            users = [user for array in results for user in self.users.get(array, ())]
+            moved = users and all(user in found and self.ops[user].name in RESHAPED for user in users)
+            if moved or not self.ends.isdisjoint(results):
+                found.add(index)
+        return found
+
+    def before(self, array: int) -> set[int]:
+        """The operations that an array depends on."""
+        found: set[int] = set()
+        stack = [array]
+        while stack:
+            index = self.maker.get(stack.pop())
+            if index is not None and index not in found:
+                found.add(index)
+                stack += self.operands[index]
+        return found

@@ -1,0 +1,248 @@
+"""Gathers parameters right where a program uses them, and scatters their gradients.
+
+A parameter p lives in shards over `fsdp`. Used as it is, a matmul x·p would move activations. With
+
+    forward     y = x · gather(p)          gather: from `lives` to `used`, an all-gather over fsdp
+    backward    dp = scatter(xᵀ · dy)      scatter: back to `lives`, a reduce-scatter over fsdp
+
+it moves the parameter once each way, and no device ever holds more gathered parameters than the compiler needs at a
+time. Layers that are stacked and scanned are gathered one by one, inside the loop. This is fully sharded data
+parallelism (ZeRO stage 3, arXiv 1910.02054) said in constraints on arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.extend import core
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from redco_cli.sharding.plan import AXES, BATCH_AXES, TENSOR
+
+_INLINED = ("jit", "pjit", "closed_call", "core_call")
+_REMAT = ("remat", "remat2", "checkpoint")
+_VIEWS = ("transpose", "reshape", "squeeze", "expand_dims", "convert_element_type")
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How parameters are gathered.
+
+    Attributes:
+        mesh: the devices.
+        again: once more in the backward pass.
+    """
+
+    mesh: Mesh
+    again: bool
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A parameter that was not used yet.
+
+    Attributes:
+        value: the array.
+        lives: the mesh axes of its dims where it is stored.
+        used: the same where it is used.
+        views: equations of one operand, to apply once it is gathered.
+    """
+
+    value: Any
+    lives: PartitionSpec
+    used: PartitionSpec
+    views: tuple[Any, ...] = ()
+
+    def whole(self, mesh: Mesh) -> Any:
+        """The array, as it is used."""
+        gathered = self.value if self.lives == self.used else self._gathered(mesh)
+        for equation in self.views:
+            (gathered,) = _bind(equation, [gathered])
+        return gathered
+
+    def _gathered(self, mesh: Mesh) -> Any:
+        lives, used = NamedSharding(mesh, self.lives), NamedSharding(mesh, self.used)
+
+        @jax.custom_vjp
+        def gather(x: Any) -> Any:
+            return jax.lax.with_sharding_constraint(x, used)
+
+        def forward(x: Any) -> tuple[Any, None]:
+            return gather(x), None
+
+        def backward(_: None, gradient: Any) -> tuple[Any]:
+            summed = jax.lax.with_sharding_constraint(gradient, used)  # keeps the scattering out of the matmul before
+            return (jax.lax.with_sharding_constraint(summed, lives),)
+
+        gather.defvjp(forward, backward)
+        return gather(self.value)
+
+    def seen(self, equation: Any) -> _Stored:
+        """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
+        if equation.primitive.name == "convert_element_type" and not self.views:
+            return replace(self, value=_bind(equation, [self.value])[0])
+        return replace(self, views=(*self.views, equation))
+
+    def slice(self, value: Any) -> _Stored:
+        """One layer of it."""
+        return _Stored(value, PartitionSpec(*self.lives[1:]), PartitionSpec(*self.used[1:]))
+
+
+def gathering(
+    function: Callable[..., Any], specs: Any, gathered: Any, mesh: Mesh, *, again: bool = False
+) -> Callable[..., Any]:
+    """The same function of parameters that live in shards.
+
+    Args:
+        function: `function(params, *others)`, any that JAX can trace.
+        specs: like the parameters, where each lives.
+        gathered: the same, where each is used.
+        mesh: the devices.
+        again: forget gathered parameters after the forward pass, and gather them once more in the backward pass: half
+            as much again is moved, and they take no memory in between.
+
+    Returns:
+        A function of the same arguments, to be called under `jax.jit`; `function` itself where nothing is gathered.
+    """
+    lives, used = (jax.tree.leaves(tree, is_leaf=_is_spec) for tree in (specs, gathered))
+    if lives == used and mesh.shape.get(TENSOR, 1) == 1:
+        return function
+    way = _Way(mesh, again)
+
+    def gathers(params: Any, *others: Any) -> Any:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *others)
+        stored = [
+            _Stored(value, where, there)
+            for value, where, there in zip(jax.tree.leaves(params), lives, used, strict=True)
+        ]
+        results = _evaluate(closed.jaxpr, closed.consts, [*stored, *jax.tree.leaves(others)], way)
+        return jax.tree.unflatten(jax.tree.structure(shape), [_whole(x, mesh) for x in results])
+
+    return gathers
+
+
+def _is_spec(leaf: Any) -> bool:
+    return isinstance(leaf, PartitionSpec)
+
+
+def _whole(x: Any, mesh: Mesh) -> Any:
+    return x.whole(mesh) if isinstance(x, _Stored) else x
+
+
+def _value(x: Any) -> Any:
+    return x.value if isinstance(x, _Stored) else x
+
+
+def _like(stored: Any, value: Any) -> Any:
+    return replace(stored, value=value) if isinstance(stored, _Stored) else value
+
+
+def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], way: _Way) -> list[Any]:
+    """Runs a jaxpr on arrays and stored parameters."""
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        with jax.named_scope(str(equation.source_info.name_stack) or equation.primitive.name):
+            results = _apply(equation, [read(atom) for atom in equation.invars], way)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(equation: Any, operands: Sequence[Any], way: _Way) -> Sequence[Any]:
+    """One equation: parameters pass through views and into loops as they are stored, all else gathers them."""
+    name, params = equation.primitive.name, equation.params
+    if any(isinstance(x, _Stored) for x in operands):
+        if name in _INLINED:
+            inner = params.get("jaxpr", params.get("call_jaxpr"))
+            return _evaluate(inner.jaxpr, inner.consts, operands, way)
+        if name in _REMAT:
+            return _remat(equation, operands, way)
+        if name == "scan":
+            return _scan(equation, operands, way)
+        if name in _VIEWS and len(operands) == 1:
+            return [operands[0].seen(equation)]
+        if way.again and any(isinstance(x, _Stored) and x.lives != x.used for x in operands):
+            use = jax.checkpoint(
+                lambda values: _use(equation, [_like(x, y) for x, y in zip(operands, values, strict=True)], way)
+            )
+            results: Sequence[Any] = use([_value(x) for x in operands])
+            return results
+    return _use(equation, operands, way)
+
+
+def _use(equation: Any, operands: Sequence[Any], way: _Way) -> Sequence[Any]:
+    """An equation on whole parameters."""
+    params = equation.params
+    grouped = equation.primitive.name == "conv_general_dilated" and params["feature_group_count"] > 1
+    if grouped and way.mesh.shape.get(TENSOR, 1) > 1:
+        image, kernel = operands
+        operands = [_busy(image, kernel, params["dimension_numbers"], way.mesh), kernel]
+    return list(_bind(equation, [_whole(x, way.mesh) for x in operands]))
+
+
+def _busy(images: Any, kernel: Any, numbers: Any, mesh: Mesh) -> Any:
+    """The input of a grouped convolution, split over every axis of the mesh: its channels where the kernel's are.
+
+    XLA (with JAX 0.10) adds up the gradient of the kernel once for each device of an axis that splits nothing of the
+    convolution while another axis splits its batch: the gradient comes out too large by the size of that axis.
+    """
+    whole = _whole(images, mesh)
+    dims: list[Any] = [None] * whole.ndim
+    batch, channels = numbers.lhs_spec[:2]
+    out = numbers.rhs_spec[0]
+    known = isinstance(kernel, _Stored) and not kernel.views
+    if known and len(kernel.used) > out and kernel.used[out] == TENSOR:
+        dims[batch], dims[channels] = BATCH_AXES, TENSOR
+    elif whole.shape[batch] % mesh.size == 0:
+        dims[batch] = AXES
+    return jax.lax.with_sharding_constraint(whole, NamedSharding(mesh, PartitionSpec(*dims)))
+
+
+def _bind(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _remat(equation: Any, operands: Sequence[Any], way: _Way) -> Sequence[Any]:
+    """Gathered inside, so that the backward pass gathers again."""
+    params = equation.params
+
+    def body(values: Sequence[Any]) -> list[Any]:
+        inside = [_like(x, value) for x, value in zip(operands, values, strict=True)]
+        return [_whole(x, way.mesh) for x in _evaluate(params["jaxpr"], [], inside, way)]
+
+    again = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
+    results: list[Any] = again([_value(x) for x in operands])
+    return results
+
+
+def _scan(equation: Any, operands: Sequence[Any], way: _Way) -> Sequence[Any]:
+    """Consts and layers go in as they are stored, and are gathered in each round."""
+    params = equation.params
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    consts = operands[:first]
+    stacked = [_whole(x, way.mesh) if isinstance(x, _Stored) and x.views else x for x in operands[last:]]
+    inner = params["jaxpr"]
+
+    def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
+        slices = [x.slice(value) if isinstance(x, _Stored) else value for x, value in zip(stacked, xs, strict=True)]
+        results = [_whole(x, way.mesh) for x in _evaluate(inner.jaxpr, inner.consts, [*consts, *carry, *slices], way)]
+        return results[: last - first], results[last - first :]
+
+    carry, ys = jax.lax.scan(
+        body,
+        [_whole(x, way.mesh) for x in operands[first:last]],
+        [_value(x) for x in stacked],
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *ys]

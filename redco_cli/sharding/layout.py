@@ -1,0 +1,262 @@
+"""From chosen axes to where each parameter lives and where it is used, with the reason.
+
+Every parameter gets the first of these that applies:
+
+1. `override`: what the user says.
+2. A chosen axis leads one of its dims: split over `tensor` there. Fused projections, whose chosen axis is behind a
+   factor such as the three of query, key and value, are split into contiguous blocks, and what is cut is moved.
+3. Keys and values with fewer heads than shards: whole, or split along with the head, whichever moves fewer bytes.
+4. What is left and large, such as tables of positions or a vocabulary that does not divide: a shard of it lives on each
+   device, and the whole is gathered where it is used.
+
+Then the largest free dim that divides goes over `fsdp`: a parameter is gathered over it where it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from redco_cli.sharding.axes import Axis, Dim, factors
+from redco_cli.sharding.choose import Candidate, Chain, leading
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR
+from redco_cli.sharding.reading import Parameter, Reading
+
+Dims = tuple[tuple[str, ...], ...]
+"""For each dim of a parameter the mesh axes that it is split over, major first."""
+
+SMALL = 2**20
+"""Bytes below which gathering a parameter costs more in latency than its copies cost in memory."""
+REPLICATED_SHARE = 0.09
+"""Share of all parameter bytes up to which small parameters are whole on every device of the tensor axis."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One parameter on the mesh.
+
+    Attributes:
+        lives: where it is stored.
+        used: where it is used.
+        reason: in the model's terms.
+    """
+
+    lives: Dims
+    used: Dims
+    reason: str
+
+    def ways(self, sizes: Mapping[str, int]) -> int:
+        """Number of shards that it is stored in."""
+        return math.prod(sizes[axis] for dim in self.lives for axis in dim)
+
+
+def lay_out(
+    reading: Reading, chosen: Sequence[Candidate], sizes: Mapping[str, int], given: Mapping[str, Layout]
+) -> list[Layout]:
+    """A layout for every parameter of a program.
+
+    Args:
+        reading: the program.
+        chosen: the axes to split over `tensor`.
+        sizes: of all three mesh axes.
+        given: path to layout, for parameters that the user has decided on.
+    """
+    parameters = reading.parameters
+    layouts = [given.get(p.path) or _over_tensor(p, reading, chosen, sizes) for p in parameters]
+    decided = [parameter.path in given for parameter in parameters]
+    layouts = _left_over(reading, layouts, decided, sizes[TENSOR])
+    return [
+        layout if done else _over_fsdp(parameter, layout, sizes)
+        for parameter, layout, done in zip(parameters, layouts, decided, strict=True)
+    ]
+
+
+def _over_tensor(
+    parameter: Parameter, reading: Reading, chosen: Sequence[Candidate], sizes: Mapping[str, int]
+) -> Layout:
+    whole: Dims = ((),) * len(parameter.shape)
+    if sizes[TENSOR] == 1:
+        return Layout(whole, whole, "no tensor axis to split over")
+    by_chain = {candidate.chain: candidate for candidate in chosen}
+    for place, dim in enumerate(parameter.dims):
+        ways = leading(dim, sizes[TENSOR], reading.inside | reading.given)
+        if ways is not None and tuple(ways) in by_chain:
+            if _routes(parameter, dim, reading):
+                return Layout(whole, whole, f"router: whole, what it says of {dim[0].size} experts is little")
+            used = _with(whole, place, TENSOR)
+            return Layout(used, used, _split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
+    fused = _fused(parameter, by_chain, reading, sizes)
+    if fused is not None:
+        return fused
+    return _few_heads(parameter, chosen, reading, sizes) or Layout(whole, whole, _whole_reason(parameter, reading))
+
+
+def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
+    """Whether a dim of a weight says which expert: split, it would add up gradients of its input for very little."""
+    matmuls = reading.matmuls.get(parameter.path, ())
+    return dim[0] in reading.experts and any(len(m.made) == 1 and factors(m.made[0]) == (dim[0],) for m in matmuls)
+
+
+def _fused(
+    parameter: Parameter, chosen: Mapping[Chain, Candidate], reading: Reading, sizes: Mapping[str, int]
+) -> Layout | None:
+    """Several projections one after the other in one dim: contiguous blocks of all of them together."""
+    taken = {axis for chain in chosen for axis in chain}
+    tensor = sizes[TENSOR]
+    for place, dim in enumerate(parameter.dims):
+        behind = [i for i, axis in enumerate(dim) if axis in taken]
+        divides = parameter.shape[place] % tensor == 0
+        if behind and behind[0] > 0 and divides and not any(axis.layer for axis in dim):
+            used = _with(((),) * len(parameter.shape), place, TENSOR)
+            parts, what = math.prod(axis.size for axis in dim[: behind[0]]), _called(dim[behind[0]], reading)
+            reason = f"{parts} projections of {dim[behind[0]].size} {what} in one: contiguous blocks, moved where cut"
+            return Layout(used, used, reason)
+    return None
+
+
+def _few_heads(
+    parameter: Parameter, chosen: Sequence[Candidate], reading: Reading, sizes: Mapping[str, int]
+) -> Layout | None:
+    """Keys or values with fewer heads than shards, whose queries are split: whole, or split along with the head.
+
+    For n tokens on a device, k heads of size d, an input of size r, w = r·k·d and t shards, they move beside each other
+
+        along with the head    n·d to gather it among those that share the head, n·r to add up the input's gradient
+        whole                  n·k·d and w to gather gradients that follow the queries, (1 - 1/t)·w more of gradients
+
+    A single head follows nothing, so that whole it gathers nothing; in a loop over stacked layers the compiler splits
+    whole ones by their heads, so that n·r is moved either way and n·k·d is not.
+    """
+    tensor = sizes[TENSOR]
+    whole: Dims = ((),) * len(parameter.shape)
+    heads = math.prod(axis.size for axis in parameter.axes & reading.heads)
+    for place, dim in enumerate(parameter.dims):
+        matmuls = [m for m in reading.matmuls.get(parameter.path, ()) if _made_by(m.made, dim)]
+        attends = any(axis in reading.inside for axis in dim)
+        mine = parameter.axes & reading.heads or reading.heads  # a single head has no axis of its own to tell it by
+        queries = any(candidate.chain[0] in mine for candidate in chosen)
+        if (
+            not (attends and matmuls and queries)
+            or heads >= tensor
+            or tensor % heads
+            or parameter.shape[place] % tensor
+        ):
+            continue
+        tokens = _tokens(matmuls[0].taken, matmuls[0].summed, reading, sizes)
+        features = parameter.shape[place]
+        inputs = math.prod(axis.size for summed in matmuls[0].summed for axis in factors(summed))
+        stacked = any(parameter.layers())
+        along = tokens * features // heads + (0 if stacked and heads > 1 else tokens * inputs)
+        apart = inputs * features * (tensor - 1) // tensor
+        if heads > 1:
+            apart += inputs * features + (0 if stacked else tokens * features)
+        along, apart = along * parameter.dtype.itemsize, apart * parameter.dtype.itemsize
+        few = f"{heads} KV head{'s' * (heads > 1)} for {tensor} shards"
+        if heads > 1 and not set(dim) & reading.heads:
+            return Layout(whole, whole, f"{few}: whole, as heads have a dim of their own")
+        if along < apart:
+            used = _with(whole, place, TENSOR)
+            return Layout(used, used, f"{few}: split along with the head, {along} bytes moved against {apart} if whole")
+        return Layout(whole, whole, f"{few}: whole, {apart} bytes moved against {along} if split along with the head")
+    return None
+
+
+def _made_by(made: Sequence[Dim], dim: Dim) -> bool:
+    return any(set(factors(other)) & set(dim) for other in made)
+
+
+def _tokens(taken: Sequence[Dim], summed: Sequence[Dim], reading: Reading, sizes: Mapping[str, int]) -> int:
+    inner = {axis for dim in summed for axis in factors(dim)}
+    axes = [axis for dim in taken for axis in factors(dim) if axis not in inner]
+    split = sizes[DATA] * sizes[FSDP] if any(axis in reading.batch for axis in axes) else 1
+    return max(1, math.prod(axis.size for axis in axes) // split)
+
+
+def _left_over(reading: Reading, layouts: Sequence[Layout], decided: Sequence[bool], tensor: int) -> list[Layout]:
+    """Stores shards of what would be whole on every device, largest first, until little enough is."""
+    result, parameters = list(layouts), reading.parameters
+    if tensor == 1:
+        return result
+    whole = [i for i, layout in enumerate(layouts) if not any(layout.lives)]
+    left = sum(parameters[i].bytes for i in whole)
+    total = sum(parameter.bytes for parameter in parameters)
+    by_size: dict[int, list[int]] = {}
+    for i in whole:
+        by_size.setdefault(parameters[i].bytes, []).append(i)
+    for size, alike in sorted(by_size.items(), reverse=True):  # equal ones are treated alike
+        enough = left <= REPLICATED_SHARE * total
+        for i in alike:
+            parameter, layers = parameters[i], parameters[i].layers()
+            per_layer = size // math.prod(s for s, layer in zip(parameter.shape, layers, strict=True) if layer)
+            places = [p for p, s in enumerate(parameter.shape) if s % tensor == 0 and not layers[p]]
+            if decided[i] or not places or parameter.is_vector or (per_layer < SMALL and enough):
+                continue
+            left -= size
+            place = max(places, key=lambda p: parameter.shape[p])
+            result[i] = _stored(parameter, layouts[i], place, reading)
+    return result
+
+
+def _stored(parameter: Parameter, layout: Layout, place: int, reading: Reading) -> Layout:
+    """In shards of `place`; used whole, or in uneven parts of a vocabulary that does not divide."""
+    lives = _with(layout.lives, place, TENSOR)
+    for row, dim in enumerate(parameter.dims):
+        if row != place and len(dim) == 1 and dim[0] in reading.outputs - reading.inside:
+            reason = f"{dim[0].size} do not divide: stored in shards of the other dim, used in uneven parts"
+            return Layout(lives, _with(layout.used, row, TENSOR), reason)
+    return replace(layout, lives=lives, reason=f"{layout.reason}; stored in shards, gathered where used")
+
+
+def _over_fsdp(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Layout:
+    """The largest dim that divides, a free one if there is one; vectors stay whole."""
+    layers = parameter.layers()
+    if sizes[FSDP] == 1 or parameter.is_vector:
+        return layout
+    for free in (True, False):
+        ways = sizes[FSDP] * (1 if free else sizes[TENSOR])
+        places = [
+            place
+            for place, size in enumerate(parameter.shape)
+            if size % ways == 0 and not layers[place] and (not layout.lives[place]) == free
+        ]
+        if places:
+            place = max(places, key=lambda place: parameter.shape[place])
+            return replace(layout, lives=_with(layout.lives, place, FSDP))
+    return replace(layout, reason=f"{layout.reason}; no dim divides over fsdp {sizes[FSDP]}")
+
+
+def _with(dims: Dims, place: int, axis: str) -> Dims:
+    return tuple((*dim, axis) if i == place else dim for i, dim in enumerate(dims))
+
+
+def _called(axis: Axis, reading: Reading) -> str:
+    """What an axis is, in the model's terms."""
+    if axis in reading.heads:
+        return "heads"
+    if axis in reading.experts:
+        return "experts"
+    return "rows" if axis in reading.tables else "features"
+
+
+def _split_reason(parameter: Parameter, place: int, chain: Chain, reading: Reading, tensor: int) -> str:
+    size, what = math.prod(axis.size for axis in chain), _called(chain[0], reading)
+    each = f"{size} {what}, {size // tensor} on each device"
+    if what == "experts":
+        return each
+    matmuls = reading.matmuls.get(parameter.path, ())
+    mine = set(chain)
+    if any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.summed):
+        tied = any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.made) or what == "rows"
+        return f"{'columns and rows' if tied else 'rows'}: sums over {each}"
+    if matmuls:
+        return f"columns: makes {each}"
+    return f"table: {each}" if what == "rows" else f"follows its matmul: {each}"
+
+
+def _whole_reason(parameter: Parameter, reading: Reading) -> str:
+    if parameter.is_vector:
+        return "vector of the residual stream"
+    if parameter.axes & (reading.tables - reading.multiplied):
+        return "table that is only looked up"
+    return "no axis of its own that divides"

@@ -1,0 +1,227 @@
+"""From when to when the arrays of a program exist in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redco_cli.sharding.fusion import STACK, Fusion
+from redco_cli.sharding.kinds import ELEMENTWISE, PRODUCTS, RESHAPED
+from redco_cli.sharding.operations import SCALAR, Flat, Op
+
+Integers = NDArray[np.int64]
+_IN_PLACE = ELEMENTWISE | {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice", "sort"}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop, or a branch of a choice.
+
+    Attributes:
+        time: when it runs.
+        body: what happens in one round.
+        stacked: index in `arrays` of the timeline around it of each stacked result.
+    """
+
+    time: int
+    body: Timeline
+    stacked: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How an input is read.
+
+    Attributes:
+        times: when.
+        sliced: by loops, one slice at a time.
+        again: also by parts of the backward pass that are rematerialized.
+    """
+
+    times: tuple[int, ...]
+    sliced: bool
+    again: bool
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When the arrays of a program exist. Time counts what is written out, in the order that it is.
+
+    Attributes:
+        arrays: ids of what is written out.
+        births: the time at which each is written.
+        deaths: the last time at which each is read.
+        of_weights: whether each is a parameter in another place or precision, rather than computed.
+        made_by: the primitive that wrote each.
+        outputs: for each output of the program the indices in `arrays` of what it is: itself, and what it is the sum
+            of; none where it is an input or a literal.
+        stacked: the same for what a round of a loop adds to each stacked result; of a loop's body only.
+        reads: by id of an input, how it is read.
+        loops: the loops and choices.
+        loss: times of the last product before the first output, and of the first one after it.
+        length: one more than the last time.
+    """
+
+    arrays: Integers
+    births: Integers
+    deaths: Integers
+    of_weights: NDArray[np.bool_]
+    made_by: tuple[str, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    stacked: tuple[tuple[int, ...], ...]
+    reads: Mapping[int, Reads]
+    loops: tuple[Loop, ...]
+    loss: tuple[int, int]
+    length: int
+
+
+def timeline(flat: Flat, weights: Collection[int], *, eager: bool) -> Timeline:
+    """Plays a program.
+
+    Args:
+        flat: the program.
+        weights: those of its inputs that are parameters.
+        eager: whether everything is computed as soon as it can be, and library kernels take in what lies around them,
+            as XLA has it on a CPU; otherwise in the order of the program.
+    """
+    fusion = Fusion(flat.ops, flat.outputs, flat, kernels=eager)
+    return _Player(flat, fusion, flat.inputs, weights, eager).timeline(flat.outputs)
+
+
+class _Player:
+    def __init__(
+        self, flat: Flat, fusion: Fusion, inputs: Sequence[int], weights: Collection[int], eager: bool
+    ) -> None:
+        self._flat, self._fusion, self._eager = flat, fusion, eager
+        self._inputs, self._weights = frozenset(inputs), frozenset(weights)
+        self._order = self._eager_order() if eager else [i for i, written in enumerate(fusion.written) if written]
+
+    def _eager_order(self) -> list[int]:
+        """Breadth first: what is ready is done in the order in which it became so."""
+        fusion, final = self._fusion, self._fusion.final()
+        missing: dict[int, int] = {}
+        waiting: dict[int, list[int]] = {}
+        for index, written in enumerate(fusion.written):
+            if written:
+                needed = {fusion.maker[array] for array in fusion.reads[index] if array in fusion.maker}
+                missing[index] = len(needed)
+                for other in needed:
+                    waiting.setdefault(other, []).append(index)
+        for users in waiting.values():  # what a backward pass goes on with comes before what it is for
+            users.sort(key=final.__contains__)
+        ready = deque(index for index, count in missing.items() if not count)
+        order = []
+        while ready:
+            index = ready.popleft()
+            order.append(index)
+            for user in waiting.get(index, ()):
+                missing[user] -= 1
+                if not missing[user]:
+                    ready.append(user)
+        return order
+
+    def timeline(self, outputs: Sequence[int], stacked: Sequence[int] = ()) -> Timeline:
+        """When everything exists; `stacked` are results of a round of a loop."""
+        ops, order = self._fusion.ops, self._order
+        births, deaths = self._lives()
+        places = {array: place for place, array in enumerate(births)}
+        return Timeline(
+            arrays=np.array(list(births), np.int64),
+            births=np.array(list(births.values()), np.int64),
+            deaths=np.array([deaths[array] for array in births], np.int64),
+            of_weights=np.array([self._is_of_weights(array) for array in births], np.bool_),
+            made_by=tuple(ops[self._fusion.maker[array]].name for array in births),
+            outputs=tuple(self._parts(x, places) for x in outputs),
+            stacked=tuple(self._parts(x, places) for x in stacked),
+            reads=self._input_reads(),
+            loops=tuple(loop for time, index in enumerate(order) for loop in self._loops(time, ops[index], places)),
+            loss=self._around_loss(outputs),
+            length=len(order) + 1,
+        )
+
+    def _lives(self) -> tuple[dict[int, int], dict[int, int]]:
+        births: dict[int, int] = {}
+        deaths: dict[int, int] = {}
+        for time, index in enumerate(self._order):
+            deaths.update(dict.fromkeys(self._fusion.reads[index], time))
+            op = self._fusion.ops[index]
+            for place, array in enumerate(op.results):
+                early = self._eager and op.name == "scan" and place >= op.params["num_carry"]  # it is made of zeros
+                births[array], deaths[array] = 0 if early else time, time
+        for index in self._order:
+            self._share(index, births, deaths)
+        return births, deaths
+
+    def _share(self, index: int, births: dict[int, int], deaths: Mapping[int, int]) -> None:
+        """A result takes the place of an operand of the same form that nobody reads afterwards."""
+        op, arrays, fusion = self._fusion.ops[index], self._flat.arrays, self._fusion
+        pairs: list[tuple[int, Iterable[int]]] = []
+        if op.name == "scan":
+            first = op.params["num_consts"]
+            carry = op.operands[first : first + op.params["num_carry"]]
+            pairs = [(result, [fusion.base(x)]) for result, x in zip(op.results, carry, strict=False)]
+        elif op.name in _IN_PLACE:
+            pairs = [(op.results[0], fusion.reads[index])]
+        for result, operands in pairs:
+            form = arrays.shapes[result], arrays.itemsizes[result]
+            for operand in operands:
+                dies = operand in births and deaths[operand] == births[result] and operand not in fusion.ends
+                if dies and (arrays.shapes[operand], arrays.itemsizes[operand]) == form:
+                    births[result] += 1
+                    break
+
+    def _loops(self, time: int, op: Op, places: Mapping[int, int]) -> list[Loop]:
+        if op.name != "scan":
+            return [Loop(time, timeline(body, (), eager=self._eager), ()) for body in op.bodies]
+        body, carried = op.bodies[0], op.params["num_carry"]
+        first = op.params["num_consts"] + carried
+        slices = [Op("dynamic_slice", (SCALAR,), (x,), {}) for x in body.inputs[first:]]
+        stacks = [Op(STACK, (y,), (), {}) for y in body.outputs[carried:] if y != SCALAR]
+        given = zip(body.inputs, map(self._fusion.base, op.operands), strict=True)
+        weights = [inside for inside, outside in given if self._is_of_weights(outside)]
+        fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, kernels=self._eager)
+        player = _Player(self._flat, fusion, body.inputs[:first], weights, self._eager)
+        stacked = tuple(places[x] for x in op.results[carried:])
+        return [Loop(time, player.timeline(body.outputs[:carried], body.outputs[carried:]), stacked)]
+
+    def _is_of_weights(self, array: int) -> bool:
+        while array not in self._weights:
+            index = self._fusion.maker.get(array)
+            if index is None or self._fusion.ops[index].name not in RESHAPED or not self._fusion.operands[index]:
+                return False
+            array = self._fusion.operands[index][0]
+        return True
+
+    def _parts(self, output: int, places: Mapping[int, int]) -> tuple[int, ...]:
+        array = self._fusion.base(output)
+        if array not in places:
+            return ()
+        index = self._fusion.maker[array]
+        summands = self._fusion.reads[index] if self._fusion.ops[index].name in ("add", "add_any") else ()
+        return (places[array], *(places[x] for x in summands if x in places))
+
+    def _input_reads(self) -> dict[int, Reads]:
+        times: dict[int, list[int]] = {}
+        sliced: set[int] = set()
+        rematerialized = self._flat.arrays.again
+        again = self._inputs & rematerialized
+        for time, index in enumerate(self._order):
+            op = self._fusion.ops[index]
+            if op.name != "convert_element_type":  # what is cast is gathered after it
+                for array in self._inputs.intersection(self._fusion.reads[index]):
+                    times.setdefault(array, []).append(time)
+            if op.name == "scan":
+                inside = zip(op.operands, op.bodies[0].inputs, strict=True)
+                again = again | {outer for outer, inner in inside if inner in rematerialized}
+                sliced.update(op.operands[op.params["num_consts"] + op.params["num_carry"] :])
+        return {array: Reads(tuple(found), array in sliced, array in again) for array, found in times.items()}
+
+    def _around_loss(self, outputs: Sequence[int]) -> tuple[int, int]:
+        before = self._fusion.before(self._fusion.base(outputs[0])) if outputs else set()
+        products = [(time, i) for time, i in enumerate(self._order) if self._fusion.ops[i].name in PRODUCTS]
+        last = max((time for time, index in products if index in before), default=-1)
+        return last, min((time for time, _ in products if time > last), default=len(self._order))

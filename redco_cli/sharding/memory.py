@@ -1,0 +1,251 @@
+"""Bytes on one device in a train step, predicted from the traced program. Nothing is compiled.
+
+A step holds parameters, optimizer state and the batch for its whole length: its arguments. The new parameters and state
+take the place of the old ones (donation). All else is temporary: gradients, parameters gathered or cast for use, copies
+of state, and activations. At the worst moment
+
+    total = parameters + optimizer + batch + temporary
+    temporary = gradients + gathered + copies + activations + logits
+
+Gradients count whole, though at the worst moment some may not be there yet: `activations` is what is left for the rest.
+`compiled_memory` cuts the figures of a compiled step in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+from numpy.typing import NDArray
+
+from redco_cli.sharding.flat import flatten
+from redco_cli.sharding.follow import bytes_per_device, follow
+from redco_cli.sharding.liveness import Integers, Timeline, timeline
+from redco_cli.sharding.operations import Flat
+from redco_cli.sharding.peak import Bytes, add_gathered, add_gradients, alive_at, curves, reused
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
+from redco_cli.sharding.propagate import propagate, shard_bytes
+
+_LARGEST = 12
+_SAMPLES = 32
+
+
+@dataclass(frozen=True)
+class Array:
+    """An array in memory.
+
+    Attributes:
+        bytes: on one device.
+        shape: of the whole array.
+        dtype: such as `float32`.
+        made_by: the primitive that wrote it.
+    """
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    made_by: str
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes on one device at the worst moment of a train step.
+
+    Attributes:
+        parameters: where they live.
+        gradients: of all of them, where they live.
+        optimizer: its state.
+        activations: kept for the backward pass or on the way, apart from logits.
+        logits: the last product of the forward pass and what the loss computes from it.
+        batch: all micro-batches.
+        gathered: parameters put together, or cast, where they are used.
+        copies: of the optimizer state, where the backend makes them before it writes the new one.
+        saved: activations and logits when the last product of the forward pass is done.
+        largest: the largest arrays at the worst moment, largest first; without those inside a loop.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    batch: int
+    gathered: int
+    copies: int
+    saved: int
+    largest: tuple[Array, ...]
+
+    @property
+    def temporary(self) -> int:
+        """What a compiler calls so: everything but the arguments."""
+        return self.gradients + self.gathered + self.copies + self.activations + self.logits
+
+    @property
+    def total(self) -> int:
+        """Everything."""
+        return self.parameters + self.optimizer + self.batch + self.temporary
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a step runs.
+
+    Attributes:
+        micro_batches: into how many a batch is cut; their gradients are added up.
+        again: parameters that were gathered for the forward pass are gathered again for the backward pass.
+        eager: everything is computed as soon as it can be, products in float32, and sums over devices are taken
+            together: what XLA makes of a program for a CPU. Otherwise in the order of the program, each sum on its own.
+        copies_state: the update reads old state after the new one was begun, so that XLA copies it for a CPU.
+    """
+
+    micro_batches: int = 1
+    again: bool = False
+    eager: bool = True
+    copies_state: bool = True
+
+
+class Program:
+    """A loss and its gradient, traced once, to be estimated on many meshes.
+
+    Attributes:
+        params: abstract.
+        order: places of the parameters' leaves in the order in which the traced program takes them: trained ones first.
+        leaves: the parameters in that order.
+        trained: how many of them are trained.
+    """
+
+    def __init__(self, loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, frozen: Any = None) -> None:
+        """Traces.
+
+        Args:
+            loss_fn: `loss_fn(params, batch)`, a scalar.
+            params: abstract or arrays.
+            batch: abstract or arrays, one micro-batch over all devices.
+            frozen: like the parameters, whether each is left as it is; default: none is.
+        """
+        self.params = params
+        leaves, tree = jax.tree.flatten(params)
+        kept = [False] * len(leaves) if frozen is None else jax.tree.leaves(frozen)
+        self.order = sorted(range(len(leaves)), key=lambda place: kept[place])
+        self.trained = kept.count(False)
+
+        def loss(trained: list[Any], others: list[Any], batch: Any) -> Any:
+            given = dict(zip(self.order, [*trained, *others], strict=True))
+            return loss_fn(jax.tree.unflatten(tree, [given[place] for place in range(len(leaves))]), batch)
+
+        self.leaves = [leaves[place] for place in self.order]
+        arguments = self.leaves[: self.trained], self.leaves[self.trained :], batch
+        self._jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(*arguments)
+        self._played: dict[tuple[bool, bool], tuple[Flat, Timeline]] = {}
+
+    def played(self, partitioned: bool, eager: bool) -> tuple[Flat, Timeline]:
+        """Its operations, and when its arrays exist; see `flatten` and `timeline`."""
+        if (partitioned, eager) not in self._played:
+            flat = flatten(self._jaxpr, partitioned=partitioned, upcast=eager)
+            self._played[partitioned, eager] = flat, timeline(flat, flat.inputs[: len(self.order)], eager=eager)
+        return self._played[partitioned, eager]
+
+
+def estimate(
+    program: Program,
+    opt_state: Any,
+    mesh: Mapping[str, int],
+    specs: Any,
+    gathered: Any,
+    way: Way,
+    *,
+    batch_specs: Any = None,
+) -> StepMemory:
+    """Predicts the memory of a train step on one device.
+
+    Args:
+        program: the loss over a micro-batch.
+        opt_state: of any optax transformation over the trained parameters, abstract.
+        mesh: sizes of the axes `data`, `fsdp` and `tensor`.
+        specs: like the parameters, a `PartitionSpec` each: where it lives.
+        gathered: the same: where it is used.
+        way: how the step runs.
+        batch_specs: like the batch; default: the leading dim of every array over `data` and `fsdp`.
+    """
+    repeated = way.micro_batches > 1
+    flat, line = program.played(repeated or math.prod(mesh.values()) > 1, way.eager)
+    lives, used = ([_specs(tree)[place] for place in program.order] for tree in (specs, gathered))
+    given = flat.inputs[len(used) :]
+    over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)
+    sizes = np.array(shard_bytes(flat, propagate(flat, [*used, *over_batch]), mesh), np.float64)
+    local = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(program.leaves, lives, strict=True)]
+    trained = local[: program.trained]
+    own = sizes[line.arrays]
+    before, summed = own.copy(), way.eager and mesh[DATA] * mesh[FSDP] > 1
+    at_once = repeated or mesh[FSDP] == 1
+    gradients = add_gradients(line, own, trained, added=repeated, summed=summed, at_once=at_once)
+    layered = [places[0] for places in line.outputs[1:] if places and line.made_by[places[0]] == "scan"]
+    found = curves(line, sizes, own, layered if summed else ())
+    moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
+    add_gathered(found.weights, line, moved, eager=way.eager, again=way.again, repeated=repeated)
+    where = _specs(follow(opt_state, program.params, specs))
+    state = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(jax.tree.leaves(opt_state), where, strict=True)]
+    copies = sorted(state, reverse=True) if way.copies_state and way.eager else []
+    time, temporary = _worst(
+        line, found.together + gradients.curve, own, before, gradients.waiting if at_once else (), copies
+    )
+    rest = max(temporary - sum(trained), 0.0)
+    weights = min(float(found.weights[time]), rest)
+    now = alive_at(line, time)
+    logits = min(float(own[now][_is_of_loss(line)[now]].sum()), rest - weights)
+    return StepMemory(
+        parameters=sum(local),
+        gradients=sum(trained),
+        optimizer=sum(state),
+        activations=round(rest - weights - logits),
+        logits=round(logits),
+        batch=way.micro_batches * int(sizes[list(given)].sum()),
+        gathered=round(weights),
+        copies=sum(copies),
+        saved=int(found.activations[line.loss[0]]),
+        largest=_largest(flat, line, own, now),
+    )
+
+
+def _worst(
+    line: Timeline, together: Bytes, own: Bytes, before: Bytes, dying: Sequence[int], copies: Sequence[int]
+) -> tuple[int, float]:
+    """The worst moment, and the bytes that are there then beside copies of state.
+
+    Memory of state that was copied away lies idle until the new state is written there. XLA puts an array in each such
+    place that is large enough for it: activations, and gradients that are about to be summed.
+    """
+    worst = int(together.argmax())
+    if not copies:
+        return worst, float(together[worst])
+    waiting = np.array(dying, np.int64)
+    left: dict[int, float] = {}
+    for time in {worst, line.length, *range(0, line.length, max(1, line.length // _SAMPLES))}:
+        there = np.concatenate([own[alive_at(line, time)], before[waiting[line.births[waiting] <= time]]])
+        left[time] = float(together[time]) - reused(there, copies)
+    worst = max(left, key=lambda time: left[time])
+    return worst, left[worst]
+
+
+def _is_of_loss(line: Timeline) -> NDArray[np.bool_]:
+    """Which arrays the loss itself is computed from, and its first gradients."""
+    first, last = line.loss
+    inside: NDArray[np.bool_] = (line.births >= first) & (line.births <= last) & (first >= 0)
+    return inside
+
+
+def _largest(flat: Flat, line: Timeline, own: Bytes, now: Integers) -> tuple[Array, ...]:
+    arrays = flat.arrays
+    chosen = [(int(own[index]), int(line.arrays[index]), line.made_by[index]) for index in now[np.argsort(-own[now])]]
+    return tuple(
+        Array(size, arrays.shapes[array], arrays.dtypes[array], made_by) for size, array, made_by in chosen[:_LARGEST]
+    )
+
+
+def _specs(specs: Any) -> list[PartitionSpec]:
+    return jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))

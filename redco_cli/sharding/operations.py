@@ -1,0 +1,80 @@
+"""A program as a flat list of operations on arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+SCALAR = -1
+"""Stands for a literal among operands: it has no size worth counting."""
+NARROW = ("bfloat16", "float16")
+
+
+@dataclass(slots=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        name: of the primitive.
+        operands: ids of arrays, or `SCALAR`.
+        results: ids of arrays.
+        params: of the primitive.
+        bodies: the programs it runs: of a loop, or the branches of a choice.
+    """
+
+    name: str
+    operands: tuple[int, ...]
+    results: tuple[int, ...]
+    params: Mapping[str, Any]
+    bodies: tuple[Flat, ...] = ()
+
+
+@dataclass(slots=True)
+class Arrays:
+    """All arrays of a program, by id.
+
+    Attributes:
+        shapes: whole, not of a shard.
+        itemsizes: bytes of an element.
+        dtypes: such as `float32`.
+        again: ids of arrays that a rematerialized part of the backward pass reads once more.
+    """
+
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    itemsizes: list[int] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    again: set[int] = field(default_factory=set)
+
+    def new(self, shape: Sequence[int], itemsize: int, dtype: str) -> int:
+        """The id of one more array."""
+        self.shapes.append(tuple(shape))
+        self.itemsizes.append(itemsize)
+        self.dtypes.append(dtype)
+        return len(self.shapes) - 1
+
+    def like(self, array: int, shape: Sequence[int]) -> int:
+        """One more array with elements like another's."""
+        return self.new(shape, self.itemsizes[array], self.dtypes[array])
+
+    def widen(self, array: int) -> None:
+        """The array is in float32 instead of fewer bits."""
+        if self.dtypes[array] in NARROW:
+            self.itemsizes[array], self.dtypes[array] = 4, "float32"
+
+
+@dataclass(slots=True)
+class Flat:
+    """A program without calls.
+
+    Attributes:
+        arrays: of this program and of all those in it.
+        inputs: ids of its arguments.
+        outputs: ids of its results, or `SCALAR`.
+        ops: what it does, in order; nothing whose result is not used.
+    """
+
+    arrays: Arrays
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    ops: list[Op]

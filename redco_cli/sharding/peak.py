@@ -1,0 +1,185 @@
+"""How many bytes of a program exist at each time, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redco_cli.sharding.liveness import Integers, Timeline
+
+Bytes = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Bytes over time.
+
+    Attributes:
+        activations: of what is computed.
+        weights: of inputs in another place or precision: slices of stacked layers, casts.
+    """
+
+    activations: Bytes
+    weights: Bytes
+
+    @property
+    def together(self) -> Bytes:
+        """Of both."""
+        return self.activations + self.weights
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients over time.
+
+    Attributes:
+        curve: bytes of those that are there.
+        waiting: indices in the arrays of the timeline of those that wait until they are summed over devices.
+    """
+
+    curve: Bytes
+    waiting: tuple[int, ...]
+
+
+def curves(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collection[int] = ()) -> Curves:
+    """Plays a timeline, loops and all.
+
+    Args:
+        timeline: of a program.
+        sizes: bytes of every array, by id.
+        own: bytes of `timeline.arrays`.
+        summed: indices of stacked results whose slices are summed over devices at the end of a round.
+    """
+    found = Curves(
+        alive(timeline, np.where(timeline.of_weights, 0.0, own)),
+        alive(timeline, np.where(timeline.of_weights, own, 0.0)),
+    )
+    largest: dict[int, tuple[float, float]] = {}
+    for loop in timeline.loops:
+        inside = sizes[loop.body.arrays]
+        parts = [part for y, place in enumerate(loop.stacked) if place in summed for part in loop.body.stacked[y][:1]]
+        waiting = wait(loop.body, inside, parts, at_once=True)
+        inner = curves(loop.body, sizes, inside)
+        at = int((inner.together + waiting).argmax())
+        now = (float(inner.activations[at] + waiting[at]), float(inner.weights[at]))
+        largest[loop.time] = max(largest.get(loop.time, now), now, key=sum)
+    for time, (activations, weights) in largest.items():
+        found.activations[time] += activations
+        found.weights[time] += weights
+    return found
+
+
+def alive(timeline: Timeline, own: Bytes) -> Bytes:
+    """Bytes over time of the arrays of a timeline, loops apart, given the bytes of each."""
+    begun = np.bincount(timeline.births, own, timeline.length + 2)
+    ended = np.bincount(timeline.deaths + 1, own, timeline.length + 2)
+    return np.cumsum(begun - ended)[: timeline.length + 1]
+
+
+def alive_at(timeline: Timeline, time: int) -> Integers:
+    """Which of the arrays of a timeline exist at a time, by index."""
+    return np.flatnonzero((timeline.births <= time) & (time <= timeline.deaths))
+
+
+def wait(timeline: Timeline, own: Bytes, parts: Iterable[int], *, at_once: bool) -> Bytes:
+    """Bytes over time of arrays that are summed over devices in the end; they are no longer counted in `own`.
+
+    Args:
+        timeline: of a program.
+        own: bytes of `timeline.arrays`.
+        parts: indices of the arrays.
+        at_once: all sums are taken together, so that for a moment everything exists twice; otherwise one by one.
+    """
+    found, sizes = np.zeros(timeline.length + 1), [0.0]
+    for part in parts:
+        found[timeline.births[part] :] += own[part]
+        sizes.append(float(own[part]))
+        own[part] = 0.0
+    found[-1] += sum(sizes) if at_once else max(sizes)
+    return found
+
+
+def add_gradients(
+    timeline: Timeline, own: Bytes, local: Sequence[int], *, added: bool, summed: bool, at_once: bool
+) -> Gradients:
+    """Gradients over time; they are no longer counted in `own`.
+
+    Args:
+        timeline: of the program, whose outputs after the first are the gradients.
+        own: bytes of its arrays.
+        local: bytes of each gradient where its parameter lives.
+        added: gradients of micro-batches are added to arrays that are there all the time.
+        summed: they are summed over devices when all are there, otherwise one by one as they come.
+        at_once: see `wait`.
+    """
+    found = np.full(timeline.length + 1, float(sum(local)) if added else 0.0)
+    waiting: dict[int, None] = {}
+    for places, size in zip(timeline.outputs[1:], local, strict=True):
+        if not places:
+            continue
+        place, *summands = places
+        begin, end = timeline.births[place], timeline.deaths[place]
+        if timeline.made_by[place] == "scan":
+            found[begin:] += size
+        elif summed:
+            waiting.update(dict.fromkeys(summands or places))
+        elif added:
+            continue  # it is gone as soon as it is added
+        else:
+            found[begin:] += size
+            found[begin : end + 1] += 0.0 if own[place] == size else own[place]
+        if place not in waiting:
+            own[place] = 0.0
+    return Gradients(found + wait(timeline, own, waiting, at_once=at_once), tuple(waiting))
+
+
+def add_gathered(
+    weights: Bytes, timeline: Timeline, moved: Mapping[int, float], *, eager: bool, again: bool, repeated: bool
+) -> None:
+    """Adds parameters that are gathered to the bytes over time of what is made of weights.
+
+    They are kept from their first use to their last. Those that are gathered again in the backward pass are not kept
+    in between, but an eager backend gathers them as soon as it can. Layers of a loop are gathered in it, one by one.
+
+    Args:
+        weights: bytes over time.
+        timeline: of the program.
+        moved: by id of an input, its bytes where it is used.
+        eager: see `timeline`.
+        again: whether all are gathered again.
+        repeated: whether the program runs for several micro-batches, for which an eager backend gathers only once.
+    """
+    for array, size in moved.items():
+        reads = timeline.reads.get(array)
+        if reads is None:
+            continue
+        first, last = reads.times[0], reads.times[-1]
+        early = eager and not reads.sliced
+        if early and repeated:
+            weights += size
+        elif not (again or reads.again):
+            weights[0 if early else first : last + 1] += size
+        elif early:
+            forward = max((time for time in reads.times if time <= timeline.loss[0]), default=-1)
+            weights[: forward + 1] += size
+            weights[: last + 1] += size if last > forward else 0.0
+        elif not reads.sliced:
+            weights[list(set(reads.times))] += size
+
+
+def reused(own: Bytes, places: Sequence[int]) -> float:
+    """Bytes of arrays that fit into memory that lies idle, one array in each place.
+
+    Args:
+        own: bytes of the arrays.
+        places: bytes of the places, largest first.
+    """
+    found, taken = 0.0, 0
+    for size in np.sort(own)[::-1]:
+        if taken < len(places) and size <= places[taken]:
+            found += float(size)
+            taken += 1
+    return found

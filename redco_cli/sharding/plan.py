@@ -1,0 +1,105 @@
+"""What a derivation comes to: where each parameter lives, where it is used, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+DATA, FSDP, TENSOR = "data", "fsdp", "tensor"
+AXES = (DATA, FSDP, TENSOR)
+"""The mesh axes, slowest links first: `data` and `fsdp` split the batch, `fsdp` and `tensor` the parameters."""
+BATCH_AXES = (DATA, FSDP)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter.
+
+    Attributes:
+        path: its place in the tree, keys joined by `/`.
+        shape: sizes of its dims.
+        dtype: such as `float32`.
+        spec: where it lives.
+        gathered: where it is used.
+        reason: why it is split so, or why it is not.
+        bytes: of the whole parameter.
+        bytes_per_device: of one device's shard.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    spec: PartitionSpec
+    gathered: PartitionSpec
+    reason: str
+    bytes: int
+    bytes_per_device: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of communication in a step: forward, backward and gradients.
+
+    Attributes:
+        kind: `all-reduce`, `all-gather`, `reduce-scatter` or `all-to-all`.
+        axis: the mesh axis it runs over; several joined by `+`.
+        what: what is moved, in the model's terms.
+        count: how often in a step.
+        bytes: result bytes on one device, all of them together.
+    """
+
+    kind: str
+    axis: str
+    what: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a program's parameters are split over a mesh.
+
+    Attributes:
+        mesh: axis to size.
+        specs: like the parameters, a `PartitionSpec` each: where it lives.
+        gathered: the same: where it is used, without the `fsdp` axis.
+        rows: one for each parameter, in tree order.
+        collectives: what a step moves, predicted.
+        warnings: what a user should know before a run.
+    """
+
+    mesh: Mapping[str, int]
+    specs: Any
+    gathered: Any
+    rows: tuple[Row, ...]
+    collectives: tuple[Collective, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of all parameters."""
+        return sum(row.bytes for row in self.rows)
+
+    @property
+    def bytes_per_device(self) -> int:
+        """Of all parameters on one device."""
+        return sum(row.bytes_per_device for row in self.rows)
+
+    def described(self) -> dict[str, Any]:
+        """The plan as plain JSON values, without the trees."""
+        return {
+            "mesh": dict(self.mesh),
+            "parameters": [
+                {**asdict(row), "spec": _entries(row.spec), "gathered": _entries(row.gathered)} for row in self.rows
+            ],
+            "collectives": [asdict(collective) for collective in self.collectives],
+            "warnings": list(self.warnings),
+        }
+
+
+def _entries(spec: PartitionSpec) -> list[str | None]:
+    """The mesh axes of each dim, several joined by `+`."""
+    return ["+".join(entry) if isinstance(entry, tuple) else entry for entry in spec]

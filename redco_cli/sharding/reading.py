@@ -1,0 +1,209 @@
+"""From a function to its logical axes: the part of a derivation that does not depend on the mesh."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from redco_cli.sharding import indexing, primitives  # noqa: F401  the rules register themselves
+from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
+from redco_cli.sharding.events import Event, Matmul, Value
+from redco_cli.sharding.walk import Walk
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One leaf of the parameter tree.
+
+    Attributes:
+        path: keys joined by `/`.
+        shape: sizes of its dims.
+        dtype: of its elements.
+        dims: the factors of each dim.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    dims: tuple[Dim, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole parameter."""
+        return math.prod(self.shape) * int(self.dtype.itemsize)
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        """All its axes."""
+        return frozenset(axis for dim in self.dims for axis in dim)
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it has less than two dims, besides those of size one and those that a loop runs over."""
+        return sum(bool(dim) and not all(axis.layer for axis in dim) for dim in self.dims) < 2
+
+    def layers(self) -> tuple[bool, ...]:
+        """For each dim whether a loop runs over it."""
+        return tuple(any(axis.layer for axis in dim) for dim in self.dims)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A program whose logical axes are known.
+
+    Attributes:
+        treedef: of the parameters.
+        parameters: its leaves.
+        batch: axes of the examples: the leading dim of every array in the batch.
+        given: all axes that arrays of the batch have.
+        inside: axes that must not be split: within a head.
+        events: what would have to move if an axis were split.
+        arrays: axes of each array of two dims or more, factors in order.
+        heads: axes that attention keeps apart.
+        matmuls: for the path of a weight, what it is multiplied with.
+        multiplied: axes of everything that is multiplied with an activation.
+        made: axes of activations that a weight brings: by a matmul, or by looking up its rows.
+        outputs: axes that are made and that no weight sums over again, such as the vocabulary of logits.
+        tables: axes that rows of weights are looked up by: vocabularies, positions.
+        experts: axes that weights and activations share without a sum over them.
+        unknown: what the walk did not understand.
+    """
+
+    treedef: Any
+    parameters: tuple[Parameter, ...]
+    batch: frozenset[Axis]
+    given: frozenset[Axis]
+    inside: frozenset[Axis]
+    events: tuple[Event, ...]
+    arrays: frozenset[frozenset[Axis]]
+    heads: frozenset[Axis]
+    matmuls: Mapping[str, tuple[Matmul, ...]]
+    multiplied: frozenset[Axis]
+    made: frozenset[Axis]
+    outputs: frozenset[Axis]
+    tables: frozenset[Axis]
+    experts: frozenset[Axis]
+    unknown: tuple[tuple[str, int], ...]
+
+
+def read(loss_fn: Callable[..., Any], params: Any, batch: Any) -> Reading:
+    """Traces a function and finds the logical axes of its parameters.
+
+    Args:
+        loss_fn: `loss_fn(params, batch)`; any function that JAX can trace.
+        params: a tree of arrays or `jax.ShapeDtypeStruct`s.
+        batch: the same; the leading dim of every array counts examples.
+    """
+    return _found(jax.make_jaxpr(loss_fn)(params, batch), params, batch)
+
+
+def unread(params: Any) -> Reading:
+    """What is known of parameters without a program: enough where nothing is to be split but the batch."""
+    return _found(jax.make_jaxpr(lambda _: ())(params), params, ())
+
+
+def _found(closed: Any, params: Any, batch: Any) -> Reading:
+    leaves, treedef = jax.tree.flatten_with_path(params)
+    paths = ["/".join(_key(key) for key in path) for path, _ in leaves]
+    walk = Walk()
+    arguments = [
+        Value(fresh_dims(leaf.shape), trained=True, given=False, name=path)
+        for path, (_, leaf) in zip(paths, leaves, strict=True)
+    ]
+    arguments += [Value(fresh_dims(leaf.shape), trained=False, given=True) for leaf in jax.tree.leaves(batch)]
+    walk.closed(closed, arguments)
+    parameters = tuple(
+        Parameter(path, tuple(leaf.shape), leaf.dtype, tuple(factors(dim) for dim in value.dims))
+        for path, (_, leaf), value in zip(paths, leaves, arguments, strict=False)
+    )
+    given = arguments[len(leaves) :]
+    owned = frozenset(axis for parameter in parameters for dim in parameter.dims for axis in dim)
+    batch_axes = _axes(x.dims[0] for x in given if x.dims)
+    given_axes = _axes(dim for x in given for dim in x.dims)
+    heads, compared = _attention(walk, owned, _tokens(arguments[len(leaves) :], jax.tree.leaves(batch)), given_axes)
+    return Reading(
+        treedef,
+        parameters,
+        batch_axes,
+        given_axes,
+        _inside(parameters, heads, compared),
+        tuple(walk.events),
+        frozenset(_axes(dims) for dims in (*walk.arrays, *(parameter.dims for parameter in parameters))),
+        frozenset(heads),
+        _by_weight(walk.matmuls),
+        _axes(dim for matmul in walk.matmuls for dim in matmul.weight),
+        _axes(dim for matmul in walk.matmuls for dim in matmul.made),
+        _outputs(walk) & owned - compared - heads,
+        _axes(walk.lookups) & owned,
+        _axes(walk.batched) & owned,
+        tuple(sorted(walk.unknown.items())),
+    )
+
+
+def _outputs(walk: Walk) -> frozenset[Axis]:
+    made = _axes(dim for matmul in walk.matmuls for dim in matmul.made)
+    return made - _axes(dim for matmul in walk.matmuls for dim in matmul.summed)
+
+
+def _by_weight(matmuls: Sequence[Matmul]) -> dict[str, tuple[Matmul, ...]]:
+    found: dict[str, list[Matmul]] = defaultdict(list)
+    for matmul in matmuls:
+        found[matmul.name].append(matmul)
+    return {name: tuple(same) for name, same in found.items()}
+
+
+def _axes(dims: Any) -> frozenset[Axis]:
+    return frozenset(axis for dim in dims for axis in factors(dim))
+
+
+def _tokens(given: Sequence[Value], batch: Sequence[Any]) -> frozenset[Axis]:
+    """Axes along which a batch has examples, tokens or places: all but the features of numbers that are no ids."""
+    floats = [jnp.issubdtype(leaf.dtype, jnp.floating) and len(leaf.shape) > 1 for leaf in batch]
+    return _axes(dim for x, features in zip(given, floats, strict=True) for dim in x.dims[: -1 if features else None])
+
+
+def _attention(
+    walk: Walk, owned: frozenset[Axis], tokens: frozenset[Axis], given: frozenset[Axis]
+) -> tuple[set[Axis], set[Axis]]:
+    """Axes of heads, and axes that queries and keys are compared by.
+
+    Both are told by the products of two activations: tokens with tokens (scores), or a sum within what both keep apart
+    (linear attention).
+    """
+    heads: set[Axis] = set()
+    compared: set[Axis] = set()
+    for contact in walk.contacts:
+        contracted, batch = _axes(contact.contracted) & owned, _axes(contact.batch) & owned
+        first, second = (_axes(free) for free in contact.free)
+        same = first & second
+        scores = bool(same) or all(free - owned - given or free & tokens for free in (first, second))
+        if scores or (contracted and batch - contracted):
+            compared |= contracted - batch
+            heads |= (batch | ((first | second) & owned if scores else frozenset())) - contracted - same
+    return heads - given, compared - heads - given
+
+
+def _inside(parameters: Sequence[Parameter], heads: set[Axis], compared: set[Axis]) -> frozenset[Axis]:
+    """Axes within a head: what heads are compared by, and what follows the heads in a weight."""
+    found = set(compared)
+    for parameter in parameters:
+        dims = [dim for dim, layer in zip(parameter.dims, parameter.layers(), strict=True) if not layer]
+        for first, second in itertools.pairwise(dims):
+            if len(first) == 1 and first[0] in heads:  # [heads, head_dim]
+                found.update(second[:1])
+        for dim in dims:
+            places = [i for i, axis in enumerate(dim) if axis in heads]
+            if places:  # [kv · group · head_dim]
+                found.update(dim[places[-1] + 1 :])
+    return frozenset(found - heads)
+
+
+def _key(key: Any) -> str:
+    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))

@@ -1,0 +1,70 @@
+"""Reference forms: how to read kernels that a trace cannot look into.
+
+A fused kernel is one opaque equation in a trace: a custom call to cuDNN, a Pallas kernel. To the sharding it means what
+a plain function of the same operands means, its reference form, which is traced in its place. Attention by
+`jax.nn.dot_product_attention` is known already; a kernel of one's own is announced with `register_reference`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_REFERENCES: dict[str, Callable[..., Any]] = {}
+
+
+def register_reference(name: str, reference: Callable[..., Any]) -> None:
+    """Says what an opaque kernel computes.
+
+    Args:
+        name: of the primitive, of the target of an FFI call, of the Pallas kernel, or of the `jax.jit` function around
+            the kernel, as `jax.make_jaxpr` prints it.
+        reference: takes the operands of that equation, and returns its results. It is traced, never run.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> @jax.jit
+        ... def fused_mlp(x, up, down):  # a Pallas kernel, say
+        ...     return x
+        >>> register_reference("fused_mlp", lambda x, up, down: jax.nn.relu(x @ up) @ down)
+    """
+    _REFERENCES[name] = reference
+
+
+def reference_jaxpr(equation: Any) -> Any | None:
+    """The closed jaxpr of the reference form of an equation; None when none is known."""
+    for name in _names(equation):
+        if name in _REFERENCES:
+            shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
+            return jax.make_jaxpr(partial(_results, _REFERENCES[name]))(*shapes)
+    if equation.primitive.name in ("dot_product_attention_fwd_wrapper", "dot_product_attention_fwd"):
+        shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
+        return jax.make_jaxpr(partial(_cudnn_attention, equation))(*shapes)
+    return None
+
+
+def _results(reference: Callable[..., Any], *operands: Any) -> list[Any]:
+    return jax.tree.leaves(reference(*operands))
+
+
+def _names(equation: Any) -> list[str]:
+    params = equation.params
+    about = params.get("name_and_src_info")
+    found = (equation.primitive.name, params.get("name"), params.get("target_name"), getattr(about, "name", None))
+    return [name for name in found if isinstance(name, str)]
+
+
+def _cudnn_attention(equation: Any, query: Any, key: Any, value: Any, *others: Any) -> list[Any]:
+    """Fused attention as JAX calls cuDNN, on [batch, length, heads, head_dim] or [batch, heads, length, head_dim]."""
+    heads_first = equation.params["layout"] == 1  # as the enum of JAX counts
+    if heads_first:
+        query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    attended = jax.nn.dot_product_attention(query, key, value, implementation="xla")
+    if heads_first:
+        attended = jnp.swapaxes(attended, 1, 2)
+    statistics = [jnp.zeros(variable.aval.shape, variable.aval.dtype) for variable in equation.outvars[1:]]
+    return [attended, *statistics]

@@ -1,0 +1,141 @@
+"""What is known of how each array of a program is split, while it is followed from its inputs to its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from redco_cli.sharding.kinds import ELEMENTWISE, VIEWS
+from redco_cli.sharding.operations import SCALAR, Flat, Op
+
+Dims = tuple[tuple[str, ...], ...]
+"""For each dim of an array the mesh axes that split it: a `PartitionSpec` without its short forms."""
+Rule = Callable[["Splits", Op], Sequence[Dims | None]]
+"""From an operation to how each of its results is split; None for an array that depends on no input."""
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers how splits pass through the primitives of these names."""
+
+    def register(function: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Splits:
+    """How the arrays of a program are split.
+
+    Attributes:
+        known: by id of the array; None while it depends on no input.
+        shapes: by id.
+    """
+
+    def __init__(self, flat: Flat) -> None:
+        """Nothing is known."""
+        self.shapes = flat.arrays.shapes
+        self.known: list[Dims | None] = [None] * len(self.shapes)
+        self._maker: dict[int, Op] = {}
+
+    def run(self, flat: Flat, inputs: Sequence[Dims | None]) -> list[Dims | None]:
+        """Follows one program.
+
+        Args:
+            flat: the program.
+            inputs: how its inputs are split.
+
+        Returns:
+            How its outputs are split.
+        """
+        known, maker = self.known, self._maker
+        for array, dims in zip(flat.inputs, inputs, strict=True):
+            known[array] = dims
+        for op in flat.ops:
+            for array, dims in zip(op.results, _RULES.get(op.name, same_place)(self, op), strict=True):
+                known[array] = dims
+                maker[array] = op
+        return [self.of(array) for array in flat.outputs]
+
+    def of(self, array: int) -> Dims | None:
+        """How an array is split; a literal has no preference."""
+        return None if array == SCALAR else self.known[array]
+
+    def settle(self, array: int, dims: Dims) -> None:
+        """An array is split as what it meets where it has no preference: where it is repeated, or depends on no input.
+
+        So are the arrays that it is made of, element by element.
+        """
+        if array == SCALAR or len(self.shapes[array]) != len(dims) or self.known[array] == dims:
+            return
+        maker, shape, mine = self._maker.get(array), self.shapes[array], self.known[array]
+        if maker is not None and maker.name in ELEMENTWISE | VIEWS:
+            alike = [operand for operand in maker.operands if operand != SCALAR and self.shapes[operand] == shape]
+            for operand in alike:
+                self.settle(operand, dims)
+            merged = join([mine, *map(self.of, alike)])
+        elif maker is not None and maker.name == "broadcast_in_dim" and mine is not None:
+            source = self.shapes[maker.operands[0]] if maker.operands[0] != SCALAR else ()
+            size = dict(zip(maker.params["broadcast_dimensions"], source, strict=True))
+            repeated = tuple(theirs if size.get(dim) != shape[dim] else () for dim, theirs in enumerate(dims))
+            merged = join([mine, repeated])
+        elif maker is not None and maker.name.startswith("scatter") and self._is_filled(maker.operands[0]):
+            self.settle(maker.operands[0], dims)
+            merged = join([mine, dims])
+        else:
+            merged = mine
+        merged = dims if merged is None else merged
+        self.known[array] = tuple(() if size == 1 else axes for size, axes in zip(shape, merged, strict=True))
+
+    def _is_filled(self, array: int) -> bool:
+        """Whether an array is one number, repeated."""
+        return array in self._maker and self._maker[array].operands == (SCALAR,)
+
+
+def join(candidates: Iterable[Dims | None]) -> Dims | None:
+    """One split out of several of the same array: for each dim the first that splits it decides."""
+    given = [dims for dims in candidates if dims is not None]
+    if not given:
+        return None
+    result = given[0]
+    for other in given[1:]:
+        if other != result:
+            used = {axis for axes in result for axis in axes}
+            merged = []
+            for mine, theirs in zip(result, other, strict=True):
+                chosen = mine or (() if used.intersection(theirs) else theirs)
+                used.update(chosen)
+                merged.append(chosen)
+            result = tuple(merged)
+    return result
+
+
+def distinct(dims: Iterable[tuple[str, ...]]) -> Dims:
+    """The same with each mesh axis only where it comes first: no axis splits two dims of an array."""
+    used: set[str] = set()
+    result = []
+    for axes in dims:
+        result.append(() if used.intersection(axes) else axes)
+        used.update(result[-1])
+    return tuple(result)
+
+
+def whole(shape: Sequence[Any]) -> Dims:
+    """Not split at all."""
+    return ((),) * len(shape)
+
+
+def same_place(splits: Splits, op: Op) -> list[Dims | None]:
+    """The rule of what has none: dims of the same size at the same place are the same dim."""
+    results: list[Dims | None] = []
+    given = [(splits.shapes[x], dims) for x in op.operands if (dims := splits.of(x)) is not None]
+    for array in op.results:
+        shape = splits.shapes[array]
+        found = [
+            tuple(axes if a == b else () for axes, a, b in zip(dims, sizes, shape, strict=True))
+            for sizes, dims in given
+            if len(sizes) == len(shape)
+        ]
+        results.append(join([*found, whole(shape)]) if given else None)
+    return results

@@ -1,0 +1,203 @@
+"""Which collectives a compiled program runs, over which mesh axes, and how many bytes they move.
+
+Read from the text of the optimised HLO of one device, where every collective is one instruction: what the partitioner
+really put in, after all fusing and combining. A collective in the body of a loop counts once for each turn.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from redco_cli.sharding.hlo import Instruction, Program, parse, result_type, size_in_bytes, turns
+
+_KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One collective of a program.
+
+    Attributes:
+        kind: `all-reduce`, `all-gather`, `reduce-scatter`, `all-to-all` or `collective-permute`.
+        axes: mesh axes it runs over, in the order of the mesh; empty when no mesh was given.
+        shape: types of its results on one device, as HLO writes them: `f32[8,16]`.
+        bytes: of these results, each time it runs.
+        count: how often it runs when the program runs once.
+        counted: False when it stands in a loop whose turns are not known: such a loop counts as one turn.
+        source: where in the program it comes from, the `op_name` that JAX recorded.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    shape: str
+    bytes: int
+    count: int
+    counted: bool
+    source: str
+
+
+def collectives(compiled: Any, mesh: Mapping[str, int] | None = None) -> tuple[Moved, ...]:
+    """The collectives of a program, in the order of its text, those of called computations where they are called.
+
+    Of the branches of a conditional, the one that moves most stands for all. Collectives among a single device move
+    nothing and are left out.
+
+    Args:
+        compiled: what `jax.jit(f).lower(...).compile()` returns, or the text of an optimised HLO module.
+        mesh: axis to size, in the order of the mesh that the program was compiled for; names the axes of the result.
+
+    Raises:
+        ValueError: the program has device numbers that the mesh does not.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> collectives(jax.jit(lambda x: x + 1).lower(jnp.ones(4)).compile())
+        ()
+    """
+    program = parse(compiled if isinstance(compiled, str) else compiled.as_text())
+    found = _of_computation(program, program.entry, _Place(1, True), dict(mesh or {}))
+    return tuple(found)
+
+
+def total(moved: Iterable[Moved], *, loops: bool = True) -> int:
+    """Bytes that a program moves to one device.
+
+    Args:
+        moved: its collectives.
+        loops: whether what stands in a loop counts for each turn; otherwise every instruction counts once.
+    """
+    return sum(one.bytes * (one.count if loops else 1) for one in moved)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """How often a computation runs, and whether all loops around it are counted."""
+
+    times: int
+    counted: bool
+
+    def inside(self, turns_of_loop: int | None) -> _Place:
+        if turns_of_loop is None:
+            return replace(self, counted=False)
+        return replace(self, times=self.times * turns_of_loop)
+
+
+def _of_computation(program: Program, name: str, place: _Place, mesh: dict[str, int]) -> Iterator[Moved]:
+    for instruction in program.computations[name].values():
+        kind = instruction.opcode.removesuffix("-start")
+        if kind in _KINDS:
+            yield from _one(program, instruction, kind, place, mesh)
+        elif instruction.opcode == "while":
+            number = turns(program, instruction, name)
+            condition = None if number is None else number + 1
+            yield from _of_computation(program, instruction.called("condition")[0], place.inside(condition), mesh)
+            yield from _of_computation(program, instruction.called("body")[0], place.inside(number), mesh)
+        elif instruction.opcode == "conditional":
+            branches = [list(_of_computation(program, one, place, mesh)) for one in instruction.called()]
+            yield from max(branches, key=total)
+        elif not instruction.opcode.endswith(("-done", "-update")):
+            for one in instruction.called():
+                yield from _of_computation(program, one, place, mesh)
+
+
+def _one(program: Program, instruction: Instruction, kind: str, place: _Place, mesh: dict[str, int]) -> Iterator[Moved]:
+    groups = _groups(instruction.attributes, program.devices)
+    if all(len(group) == 1 for group in groups):
+        return
+    shape = result_type(instruction)
+    yield Moved(
+        kind=kind,
+        axes=_axes(groups, mesh),
+        shape=re.sub(r"\{[^}]*\}", "", shape),
+        bytes=size_in_bytes(shape),
+        count=place.times,
+        counted=place.counted,
+        source=instruction.source,
+    )
+
+
+def _axes(groups: list[list[int]], mesh: dict[str, int]) -> tuple[str, ...]:
+    """The mesh axes along which devices of one group differ."""
+    if not mesh:
+        return ()
+    if max(map(max, groups)) >= math.prod(mesh.values()):
+        raise ValueError(f"the program runs on more devices than the mesh {mesh} has")
+    stride, found = 1, []
+    for axis in reversed(mesh):
+        places = [[number // stride % mesh[axis] for number in group] for group in groups]
+        if any(len(set(group)) > 1 for group in places):
+            found.append(axis)
+        stride *= mesh[axis]
+    return tuple(reversed(found))
+
+
+def _groups(attributes: str, devices: int) -> list[list[int]]:
+    """The groups of device numbers among which a collective runs; pairs, for a permutation."""
+    pairs = re.search(r"source_target_pairs=(\{\{.*?\}\})", attributes)
+    listed = pairs or re.search(r"replica_groups=(\{\{.*?\}\})", attributes)
+    if listed:
+        return [_integers(group) for group in re.findall(r"\{([\d, ]+)\}", listed[1])]
+    arranged = re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\[[^\]]*\](?:T\([^)]*\))?)", attributes)
+    if arranged:
+        return _cut(_arrangement(arranged[3]), int(arranged[2]))
+    named = re.search(r"replica_groups=mesh\[(.*?)\](?:, *device_ids=\((.*?)\))? \{(.*?)\}", attributes)
+    if named:
+        return _groups_of_axes(named[1], named[2], named[3])
+    return [list(range(devices))]
+
+
+def _arrangement(text: str) -> list[int]:
+    """Device numbers in the order of `[4,2]T(1,0)`: counted up in a grid, which is then transposed."""
+    sizes, _, order = text.partition("T")
+    grid = _integers(sizes)
+    permutation = _integers(order) or list(range(len(grid)))
+    strides = [math.prod(grid[dim + 1 :]) for dim in range(len(grid))]
+    numbers = [0]
+    for dim in permutation:
+        numbers = [number + step * strides[dim] for number in numbers for step in range(grid[dim])]
+    return numbers
+
+
+def _groups_of_axes(mesh: str, order: str | None, axes: str) -> list[list[int]]:
+    """Groups of `mesh['a'=2,'b'=4] {'a','b':(2)2}`: all devices that differ along these axes, or parts of an axis.
+
+    The part `'b':(2)2` of an axis is the factor of two of it below a major factor of two.
+    """
+    sizes = {name: int(size) for name, size in re.findall(r"'(.*?)'=(\d+)", mesh)}
+    chosen = [
+        (name, int(above or 1), int(size or sizes[name]))
+        for name, above, size in re.findall(r"'(.*?)'(?::\((\d+)\)(\d+))?", axes)
+    ]
+    devices = math.prod(sizes.values())
+    order = order or f"[{devices}]"
+    numbers = _arrangement(order) if order.startswith("[") else _integers(order)
+    names = list(sizes)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, number in enumerate(numbers):
+        rest = position
+        for name, above, size in chosen:
+            stride = math.prod(sizes[one] for one in names[names.index(name) + 1 :])
+            stride *= sizes[name] // above // size
+            rest -= position // stride % size * stride
+        groups.setdefault((rest,), []).append(number)
+    return list(groups.values())
+
+
+def _cut(numbers: list[int], size: int) -> list[list[int]]:
+    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)]

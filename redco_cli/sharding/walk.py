@@ -1,0 +1,207 @@
+"""Reads a traced program and finds the logical axes of everything in it.
+
+Each primitive says how the dims of its results follow from those of its operands (`primitives.py`); here are the ones
+that hold programs themselves. Loops run once over their body: what a carry is before and after is unified.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend import core
+
+from redco_cli.sharding.axes import Dim, fresh_dims, mark_layer, unify
+from redco_cli.sharding.events import Contact, Event, Matmul, Value, itemsize
+from redco_cli.sharding.reference import reference_jaxpr
+
+Rule = Callable[["Walk", Any, list[Value]], list[Value]]
+_RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers how values pass through the primitives of these names."""
+
+    def register(function: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Walk:
+    """What is found on the way through a program.
+
+    Attributes:
+        events: what would have to move if a dim were split.
+        arrays: dims of every array of two dims or more.
+        contacts: products of two activations.
+        matmuls: products of an activation with a weight.
+        lookups: indexed dims of gathers from weights.
+        batched: dims that a weight and an activation have both without summing over them, such as experts.
+        unknown: primitives that were not understood, and how often they met a gradient.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.events: list[Event] = []
+        self.arrays: set[tuple[Dim, ...]] = set()
+        self.contacts: list[Contact] = []
+        self.matmuls: list[Matmul] = []
+        self.lookups: list[Dim] = []
+        self.batched: list[Dim] = []
+        self.unknown: Counter[str] = Counter()
+        self._times = 1
+
+    def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
+        """Walks through a jaxpr.
+
+        Args:
+            jaxpr: an open jaxpr.
+            consts: of its `constvars`.
+            args: of its `invars`.
+
+        Returns:
+            Values of its `outvars`.
+        """
+        known: dict[Any, Value] = {}
+
+        def read(atom: Any) -> Value:
+            if isinstance(atom, core.Literal):
+                return constant(atom.aval)
+            return known[atom]
+
+        known.update(zip(jaxpr.constvars, consts, strict=True))
+        known.update(zip(jaxpr.invars, args, strict=True))
+        for equation in jaxpr.eqns:
+            operands = [read(atom) for atom in equation.invars]
+            reference = reference_jaxpr(equation)
+            if reference is not None:
+                results = self.closed(reference, operands)
+            else:
+                results = _RULES.get(equation.primitive.name, _RULES["unknown"])(self, equation, operands)
+            for variable, value in zip(equation.outvars, results, strict=True):
+                known[variable] = value
+                if len(value.dims) > 1:
+                    self.arrays.add(value.dims)
+        return [read(atom) for atom in jaxpr.outvars]
+
+    def closed(self, closed: Any, args: Sequence[Value]) -> list[Value]:
+        """Walks through a closed jaxpr."""
+        return self.run(closed.jaxpr, [constant(variable.aval) for variable in closed.jaxpr.constvars], args)
+
+    def moves(self, kind: str, when: Sequence[Dim], moved: Value, aval: Any, what: str) -> None:
+        """Notes that splitting one of `when` would move an array."""
+        dims = tuple(dim for dim in when if dim)
+        if dims:
+            self.events.append(Event(kind, dims, moved.dims, itemsize(aval), self._times, what))
+
+    def cut(self, dims: Sequence[Dim], operand: Value, aval: Any, what: str) -> None:
+        """Notes that an operation needs some dims of its operand whole."""
+        self.moves("all-gather", dims, operand, aval, what)
+        if operand.trained:
+            self.moves("all-reduce", dims, operand, aval, f"gradient of {what}")
+
+    def repeated(self, times: int) -> _Repeated:
+        """While the context is open, everything happens `times` times."""
+        return _Repeated(self, times)
+
+
+class _Repeated:
+    def __init__(self, walk: Walk, times: int) -> None:
+        self._walk, self._times = walk, times
+
+    def __enter__(self) -> None:
+        self._walk._times *= self._times
+
+    def __exit__(self, *_: object) -> None:
+        self._walk._times //= self._times
+
+
+def constant(aval: Any) -> Value:
+    """An array that depends on nothing."""
+    return Value(fresh_dims(getattr(aval, "shape", ())), trained=False, given=False)
+
+
+def mixed(operands: Sequence[Value], dims: Sequence[Dim]) -> Value:
+    """An array computed from some operands."""
+    named = [x.name for x in operands if x.trained or x.given]
+    name = named[0] if len(named) == 1 else ""
+    return Value(tuple(dims), any(x.trained for x in operands), any(x.given for x in operands), name)
+
+
+def viewed(operand: Value, dims: Sequence[Dim]) -> Value:
+    """The same array, seen in another way."""
+    return operand._replace(dims=tuple(dims))
+
+
+def unify_values(first: Value, second: Value) -> Value:
+    """The two are the same array at different times."""
+    for a, b in zip(first.dims, second.dims, strict=True):
+        unify(a, b)
+    return Value(first.dims, first.trained or second.trained, first.given or second.given)
+
+
+@rule(
+    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
+    "custom_vjp_call_jaxpr", "custom_lin", "custom_vmap_call", "composite",
+)  # fmt: skip
+def _call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params)
+    if hasattr(inner, "jaxpr"):
+        return walk.closed(inner, operands)
+    return walk.run(inner, [], operands)
+
+
+@rule("scan")
+def _scan(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    params = equation.params
+    consts, carried = params["num_consts"], params["num_carry"]
+    before = operands[consts : consts + carried]
+    slices = []
+    for x in operands[consts + carried :]:
+        mark_layer(x.dims[0])
+        slices.append(viewed(x, x.dims[1:]))
+    before = _settled(params["jaxpr"], before, [*operands[:consts]], slices)
+    with walk.repeated(params["length"]):
+        results = walk.closed(params["jaxpr"], [*operands[:consts], *before, *slices])
+    after = [unify_values(a, b) for a, b in zip(before, results, strict=False)]
+    stacked = []
+    for y in results[carried:]:
+        layer = fresh_dims((params["length"],))
+        mark_layer(layer[0])
+        stacked.append(Value(layer + y.dims, y.trained, y.given))
+    return after + stacked
+
+
+@rule("while")
+def _while(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    skipped = equation.params["cond_nconsts"]
+    first = skipped + equation.params["body_nconsts"]
+    body = equation.params["body_jaxpr"]
+    before = _settled(body, operands[first:], operands[skipped:first], [])
+    results = walk.closed(body, [*operands[skipped:first], *before])
+    return [unify_values(a, b) for a, b in zip(before, results, strict=True)]
+
+
+def _settled(body: Any, carried: list[Value], consts: Sequence[Value], slices: Sequence[Value]) -> list[Value]:
+    """The carry of a loop as it is after some rounds: zeros at first, an activation later."""
+    for _ in carried:
+        results = Walk().closed(body, [*consts, *carried, *slices])
+        after = [
+            x._replace(trained=x.trained or y.trained, given=x.given or y.given)
+            for x, y in zip(carried, results, strict=False)
+        ]
+        if after == carried:
+            break
+        carried = after
+    return carried
+
+
+@rule("cond")
+def _cond(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    results, *others = (walk.closed(branch, operands[1:]) for branch in equation.params["branches"])
+    for other in others:
+        results = [unify_values(a, b) for a, b in zip(results, other, strict=True)]
+    return results

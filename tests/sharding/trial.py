@@ -1,0 +1,123 @@
+"""Runs a step on parameters that live in shards, gathered where they are used, and compares it with one device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from measure import device_mesh
+from programs import program
+
+from redco_cli.sharding import Plan
+from redco_cli.sharding.gather import gathering
+from redco_cli.sharding.plan import BATCH_AXES
+from redco_cli.sharding.traffic import Moved, collectives
+
+QUICKLY = {"xla_backend_optimization_level": 0}
+FLOOR = 1e-2
+"""A gradient this small beside the largest one is compared with that share of the largest: the rest is rounding."""
+
+Loss = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A step on a mesh.
+
+    Attributes:
+        loss: its relative error.
+        gradients: relative error of each, by path: largest difference over largest value.
+        moved: the collectives.
+        temporary: bytes that one device needs beside arguments and results.
+    """
+
+    loss: float
+    gradients: Mapping[str, float]
+    moved: tuple[Moved, ...]
+    temporary: int
+
+    @property
+    def worst(self) -> float:
+        """The largest error of all."""
+        return max(self.loss, *self.gradients.values())
+
+
+def compiled(loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, again: bool = False) -> Any:
+    """The step, and where it takes its arguments.
+
+    Args:
+        loss_fn: parameters and batch to a scalar.
+        params: abstract or not.
+        batch: arrays, their leading dim split over `data` and `fsdp`.
+        plan: of the parameters.
+        again: gather once more in the backward pass.
+    """
+    mesh = device_mesh(plan.mesh)
+    stored = jax.tree.map(lambda spec: NamedSharding(mesh, spec), plan.specs)
+    split = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(BATCH_AXES)), batch)
+    gathers = gathering(loss_fn, plan.specs, plan.gathered, mesh, again=again)
+    step = jax.jit(
+        jax.value_and_grad(gathers),
+        in_shardings=(stored, split),
+        out_shardings=(NamedSharding(mesh, PartitionSpec()), stored),
+    )
+    return step.lower(params, batch).compile(QUICKLY), (stored, split)
+
+
+def attempt(
+    loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, again: bool = False, expected: tuple[Any, ...] | None = None
+) -> Trial:
+    """One step on the mesh of a plan beside one on one device; arguments as for `compiled`, parameters real.
+
+    Args:
+        expected: loss and gradients of one device, where they are known.
+    """
+    loss, gradients = one_device(loss_fn, params, batch) if expected is None else expected[:2]
+    step, where = compiled(loss_fn, params, batch, plan, again=again)
+    found_loss, found = step(*jax.device_put((params, batch), where))
+    temporary = step.memory_analysis().temp_size_in_bytes
+    return Trial(
+        float(abs(found_loss - loss) / abs(loss)), errors(gradients, found), collectives(step, plan.mesh), temporary
+    )
+
+
+def errors(gradients: Any, found: Any) -> dict[str, float]:
+    """By path: the largest difference over the largest value."""
+    largest = max(np.abs(leaf).max(initial=0.0) for leaf in jax.tree.leaves(gradients))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): _error(leaf, np.asarray(other), largest)
+        for (path, leaf), other in zip(jax.tree.leaves_with_path(gradients), jax.tree.leaves(found), strict=True)
+    }
+
+
+def one_device(loss_fn: Loss, params: Any, batch: Any) -> tuple[Any, Any]:
+    """Loss and gradients."""
+    return jax.device_get(_step(loss_fn, params, batch)(params, batch))
+
+
+def _step(loss_fn: Loss, params: Any, batch: Any) -> Any:
+    return jax.jit(jax.value_and_grad(loss_fn)).lower(params, batch).compile(QUICKLY)
+
+
+@functools.cache
+def expected(name: str) -> tuple[Any, Any, float]:
+    """Loss and gradients of a program on one device, and how far they are from themselves.
+
+    The last is the largest error of the gradients of the same examples in the opposite order: what is due to rounding.
+    """
+    one = program(name)
+    values, step = one.values(), _step(one.loss_fn, one.values(), one.batch)
+    loss, gradients = jax.device_get(step(values, one.batch))
+    _, again = step(values, jax.tree.map(lambda array: np.ascontiguousarray(array[::-1]), one.batch))
+    return loss, gradients, max(errors(gradients, again).values())
+
+
+def _error(leaf: Any, other: Any, largest: float) -> float:
+    if not leaf.size:
+        return 0.0
+    return float(np.abs(leaf - other).max() / max(np.abs(leaf).max(), FLOOR * largest, 1e-30))
