@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,8 +14,19 @@ import numpy as np
 
 from redco_cli.errors import ModelError
 
+Array = np.ndarray[Any, Any]
+Index = tuple[slice, ...]
+
 SAFETENSORS, FLAX = "model.safetensors", "flax_model.msgpack"
 INDEX = "model.safetensors.index.json"
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"} | {
+    f"{sign}{bits}": f"{kind}{bits}" for sign, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+}
+"""Types of tensors as safetensors names them, to numpy's names; others (8-bit floats) hold quantised weights."""
+_MAPPED_BYTES = 256 * 2**20
+"""How much of a file may be read before its pages are given back."""
+_SHOWN = 5
+_AGAIN = "download or save the model again"
 _HOW_TO_CONVERT = (
     "convert it once where torch is installed: AutoModel...from_pretrained(DIR).save_pretrained(DIR) writes safetensors"
 )
@@ -27,12 +39,14 @@ class Checkpoint:
     Attributes:
         names: whose names the tensors carry: PyTorch's (`h.0.attn.c_attn.weight`) or Flax's (`h.0.attn.c_attn.kernel`).
         shapes: tensor name to shape as stored.
-        read: tensor name to its array, in the stored dtype, read when called.
+        dtypes: tensor name to numpy's name of its type as stored.
+        read: tensor name and slices of its leading dims to that part of it, in the stored type, read when called.
     """
 
     names: Literal["pytorch", "flax"]
     shapes: Mapping[str, tuple[int, ...]]
-    read: Callable[[str], np.ndarray[Any, Any]]
+    dtypes: Mapping[str, str]
+    read: Callable[[str, Index], Array]
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
@@ -44,7 +58,7 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     if (directory / SAFETENSORS).is_file():
         return _open_safetensors([directory / SAFETENSORS])
     if (directory / INDEX).is_file():
-        return _open_safetensors(sharded_files(directory / INDEX))
+        return _open_indexed(directory / INDEX)
     if (directory / FLAX).is_file():
         return _open_msgpack(directory / FLAX)
     if any(directory.glob("*.bin")):
@@ -58,33 +72,86 @@ def sharded_files(index: Path) -> list[Path]:
     Raises:
         ModelError: the index is damaged.
     """
+    return [index.parent / name for name in sorted(set(_weight_map(index).values()))]
+
+
+def some(names: list[str]) -> str:
+    """A few of many names, and how many more there are."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
     try:
-        names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        return [index.parent / name for name in sorted(set(names))]
+        return {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(str(index), f"the index is damaged: {error!r}", "download or save the model again") from None
+        raise ModelError(str(index), f"the index is damaged: {error!r}", _AGAIN) from None
+
+
+def _open_indexed(index: Path) -> Checkpoint:
+    checkpoint = _open_safetensors(sharded_files(index))
+    absent = sorted(set(_weight_map(index)) - set(checkpoint.shapes))
+    if absent:
+        problem = f"{len(absent)} tensors that the index names are in none of its files: {some(absent)}"
+        raise ModelError(str(index), problem, _AGAIN)
+    return checkpoint
 
 
 def _open_safetensors(files: list[Path]) -> Checkpoint:
-    from safetensors import SafetensorError, safe_open
-
     shapes: dict[str, tuple[int, ...]] = {}
-    home: dict[str, Any] = {}
+    dtypes: dict[str, str] = {}
+    home: dict[str, Path] = {}
     formats = set()
     for file in files:
-        try:
-            opened = safe_open(file, framework="numpy")
-        except FileNotFoundError:
-            raise ModelError(str(file), "the file is missing", "download or save the model again") from None
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                str(file), f"the file is truncated or damaged: {error}", "download or save the model again"
-            ) from None
+        opened = _opened(file)
         formats.add((opened.metadata() or {}).get("format"))
         for name in opened.keys():  # noqa: SIM118  (not a mapping)
-            shapes[name] = tuple(opened.get_slice(name).get_shape())
-            home[name] = opened
-    return Checkpoint("flax" if "flax" in formats else "pytorch", shapes, lambda name: home[name].get_tensor(name))
+            about = opened.get_slice(name)
+            shapes[name], dtypes[name], home[name] = tuple(about.get_shape()), about.get_dtype(), file
+    unread = [f"{name} ({dtype})" for name, dtype in dtypes.items() if dtype not in (*DTYPES, "BOOL")]
+    if unread:
+        problem = f"{len(unread)} tensors of a type that is not read: {some(unread)}"
+        raise ModelError(str(files[0].parent), problem, "choose weights in bfloat16, float16 or float32")
+    names: Literal["pytorch", "flax"] = "flax" if "flax" in formats else "pytorch"
+    known = {name: DTYPES.get(dtype, "bool") for name, dtype in dtypes.items()}
+    return Checkpoint(names, shapes, known, _Reader(home, shapes, known).read)
+
+
+class _Reader:
+    """Reads parts of tensors. A file is mapped into memory, and what was read of it stays there: so it is let go of
+    now and then, lest the process grows by the size of the checkpoint.
+    """
+
+    def __init__(
+        self, home: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, str]
+    ) -> None:
+        self._home, self._shapes, self._dtypes = home, shapes, dtypes
+        self._file: Path | None = None
+        self._opened: Any = None
+        self._touched = 0
+
+    def read(self, name: str, index: Index) -> Array:
+        """`index` of a tensor; the pages of whole rows count as read."""
+        if self._file != self._home[name] or self._touched >= _MAPPED_BYTES:
+            self._opened = None
+            self._file, self._touched = self._home[name], 0
+            self._opened = _opened(self._file)
+        shape = self._shapes[name]
+        rows = range(*index[0].indices(shape[0])) if index else range(1)
+        self._touched += len(rows) * prod(shape[1:] if index else shape) * np.dtype(self._dtypes[name]).itemsize
+        part: Array = self._opened.get_slice(name)[index] if index else self._opened.get_tensor(name)
+        return part
+
+
+def _opened(file: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, framework="numpy")
+    except FileNotFoundError:
+        raise ModelError(str(file), "the file is missing", _AGAIN) from None
+    except (SafetensorError, OSError) as error:
+        raise ModelError(str(file), f"the file is truncated or damaged: {error}", _AGAIN) from None
 
 
 def _open_msgpack(file: Path) -> Checkpoint:
@@ -94,8 +161,7 @@ def _open_msgpack(file: Path) -> Checkpoint:
     try:
         tensors = flatten_dict(msgpack_restore(file.read_bytes()), sep=".")
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        dtypes = {name: str(tensor.dtype) for name, tensor in tensors.items()}
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ModelError(
-            str(file), f"the file is truncated or damaged: {error}", "download or save the model again"
-        ) from None
-    return Checkpoint("flax", shapes, lambda name: np.asarray(tensors[name]))
+        raise ModelError(str(file), f"the file is truncated or damaged: {error}", _AGAIN) from None
+    return Checkpoint("flax", shapes, dtypes, lambda name, index: np.asarray(tensors[name])[index])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def read_config(section: ModelSection, *, where: Callable[[str], str]) -> Any:
 def local_directory(name: str) -> Path | None:
     """The directory that a model name stands for; None for a hub id."""
     path = Path(name).expanduser()
-    return path if path.is_dir() else None
+    return path if os.path.isdir(path) else None  # which, unlike Path.is_dir, bears a name that no file can have
 
 
 def _named_config(name: str, revision: str | None, where: Callable[[str], str]) -> Any:
@@ -135,6 +136,8 @@ def _known_keys(config_class: Any) -> tuple[set[str], dict[str, Any]]:
     parameters = inspect.signature(config_class.__init__).parameters.values()
     named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     del named["self"]
+    if config_class.model_type == "qwen3_moe":  # its model reads it, though its config class does not name it
+        named["head_dim"] = 128
     own = set(named) | set(config_class.attribute_map) | set(config_class.sub_configs) | {"num_labels", "id2label"}
     defaults = {**PretrainedConfig().to_dict(), "num_labels": 2, "torch_dtype": None, **named}
     return own | {"tie_word_embeddings"}, {

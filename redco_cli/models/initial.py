@@ -25,14 +25,14 @@ def check_initial(model: Any, section: ModelSection) -> None:
 
 
 def initial_params(
-    model: Any, section: ModelSection, sharding: Any, *, seed: int, where: Callable[[str], str]
+    model: Any, section: ModelSection, shardings: Any, *, seed: int, where: Callable[[str], str]
 ) -> tuple[Params, tuple[str, ...]]:
     """Parameters from `model.name`, or fresh ones where a model has no name.
 
     Args:
         model: what `resolve_model` or `module_model` returned.
         section: the recipe's `model`.
-        sharding: of every parameter.
+        shardings: of the parameters, a tree like `model.abstract`.
         seed: of whatever is initialised.
         where: dotted recipe key to its place.
 
@@ -44,7 +44,6 @@ def initial_params(
     """
     key = jax.random.key(seed)
     if section.name is None:
-        return jax.jit(model.init, out_shardings=sharding)(key), ()
-    shardings = jax.tree.map(lambda _: sharding, model.abstract)
+        return jax.jit(model.init, out_shardings=shardings)(key), ()
     loaded = load_params(model, checkpoint_directory(section, where=where), shardings, rng=key)
     return loaded.params, loaded.fresh

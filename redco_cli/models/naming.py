@@ -19,17 +19,25 @@ _RENAMED = {
     "running_mean": ("mean",),
     "running_var": ("var",),
 }
+_IN_PYTORCH = {
+    "kernel": "weight",
+    "scale": "weight",
+    "embedding": "weight",
+    "mean": "running_mean",
+    "var": "running_var",
+}
 _TRANSPOSED = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0)}
 """Number of dims of a kernel to the order of its dims in Flax."""
 
 _COLLECTIONS = ("params", "batch_stats")
 _NO_PARAMETER = re.compile(
     r"(^|\.)(position_ids|token_type_ids|num_batches_tracked|inv_freq|relative_position_index|embed_positions(\.weights?)?"
-    r"|attn\.(attention\.)?(bias|masked_bias)|(encoder|decoder)\.embed_tokens\.weight"
-    r"|(predictions|lm_head)\.decoder\.(weight|bias)"
+    r"|attn\.(attention\.)?(bias|masked_bias)"
     r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight)$"
 )
-"""What PyTorch stores besides parameters (masks, position tables, counters) and second names of tied tensors."""
+"""What PyTorch stores besides parameters: masks, position tables, counters."""
+_COPY = re.compile(r"(^|\.)((encoder|decoder)\.embed_tokens\.weight|(predictions|lm_head)\.decoder\.(weight|bias))$")
+"""Second names of tied tensors: the word embedding, and the bias of the output layer."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,14 @@ class Placement:
         missing: paths that no tensor fills.
         unused: tensors outside the base model, of another head.
         extra: tensors inside the base model that it has no place for.
+        copies: stored tensors that are second names of tied ones, each with the names of those it may be a copy of.
     """
 
     sources: Mapping[Path, tuple[str, tuple[int, ...] | None]]
     missing: tuple[Path, ...]
     unused: tuple[str, ...]
     extra: tuple[str, ...]
+    copies: Mapping[str, tuple[str, ...]]
 
 
 def place_tensors(
@@ -64,20 +74,49 @@ def place_tensors(
     has_base = any(path[0] == base for path in known)
     stores_base = any(name.startswith(f"{base}.") for name in stored)
     sources: dict[Path, tuple[str, tuple[int, ...] | None]] = {}
-    unused, extra = [], []
+    unused: list[str] = []
+    extra: list[str] = []
+    copies: list[str] = []
     for name, shape in stored.items():
         found = _find(tuple(name.split(".")), len(shape), base, known)
         if found is not None:
             sources[found[0]] = (name, found[1])
         elif _NO_PARAMETER.search(name):
             continue
+        elif _COPY.search(name):
+            copies.append(name)
         elif "pooler" in name or (has_base and stores_base and not name.startswith(f"{base}.")):
-            if shape != tied_shape:
-                unused.append(name)
+            (unused if shape != tied_shape else copies).append(name)
         else:
             extra.append(name)
     missing = tuple(path for path in known.values() if path not in sources)
-    return Placement(sources, missing, tuple(unused), tuple(extra))
+    copied = {name: _originals(name, stored, sources) for name in copies}
+    return Placement(sources, missing, tuple(unused), tuple(extra), {name: of for name, of in copied.items() if of})
+
+
+def _originals(
+    copy: str, stored: Mapping[str, tuple[int, ...]], sources: Mapping[Path, tuple[str, tuple[int, ...] | None]]
+) -> tuple[str, ...]:
+    """The stored tensors that are in use and that `copy` may be a second name of."""
+    embeddings = tuple(
+        name for path, (name, _) in sources.items() if path[-1] == "embedding" and stored[name] == stored[copy]
+    )
+    bias = copy.replace(".decoder.bias", ".bias")
+    return embeddings if copy.endswith("weight") else (bias,) if bias in stored and bias != copy else ()
+
+
+def torch_name(path: Path, dims: int) -> tuple[str, tuple[int, ...] | None]:
+    """PyTorch's name of a parameter, and the order of its dims there (None: as they are).
+
+    >>> torch_name(("params", "bert", "pooler", "dense", "kernel"), 2)
+    ('bert.pooler.dense.weight', (1, 0))
+    """
+    *parents, last = _without_collection(path)
+    if last in ("weight_g", "weight_v"):
+        return ".".join((*parents, "parametrizations.weight", f"original{'gv'.index(last[-1])}")), None
+    order = _TRANSPOSED.get(dims) if last == "kernel" else None
+    name = ".".join((*parents, _IN_PYTORCH.get(last, last)))
+    return name, None if order is None else tuple(order.index(dim) for dim in range(dims))
 
 
 def lacking_heads(placement: Placement, tree: Iterable[Path], base: str) -> tuple[Path, ...]:

@@ -6,20 +6,33 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from redco_cli.errors import ModelError
 from redco_cli.models.configs import local_directory, read_config
+from redco_cli.models.decoder_model import DecoderModel, build_decoder
+from redco_cli.models.families_read import covers
 from redco_cli.models.hf_flax import HfFlaxModel, build_model
+from redco_cli.models.load_examples import example_inputs, example_loss
 from redco_cli.models.refusals import refuse_unsupported
-from redco_cli.models.tasks import GENERATING, choose_task
-from redco_cli.models.weights import checkpoint_directory, load_params
+from redco_cli.models.tasks import GENERATING, choose_task, flax_class_names
+from redco_cli.models.weights import check_checkpoint, checkpoint_directory, load_params
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
+from redco_cli.sharding.derive import make_plan
+from redco_cli.sharding.plan import AXES
+from redco_cli.sharding.reading import read
+
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Model")
+"""How the names of architectures end that are a language model, or the bare model of one."""
 
 
 def resolve_model(
     section: ModelSection, *, where: Callable[[str], str], remat: Literal["auto", "none", "full"] = "auto"
-) -> HfFlaxModel:
+) -> HfFlaxModel | DecoderModel:
     """The model that a recipe names or describes. Reads its config only, and allocates no parameters.
+
+    `implementation: auto` takes the Flax class of transformers, and our decoder for causal models that have none.
 
     Args:
         section: `model` of the recipe.
@@ -27,19 +40,68 @@ def resolve_model(
         remat: `full` recomputes activations in the backward pass; `auto` and `none` keep them.
 
     Raises:
-        ModelError: no such model, a config that cannot be used or asks for what its Flax class does not honour, a task
+        ModelError: no such model, a config that cannot be used or asks for what no implementation honours, a task
             that the model type does not have.
     """
     config = read_config(section, where=where)
+    if section.implementation == "decoder":
+        return _decoder(section, config, where, remat)
+    if section.implementation == "hf_flax" or not covers(config.model_type) or not _is_causal(section, config, where):
+        return _flax(section, config, where, remat)
+    if "causal_lm" in flax_class_names(config.model_type):
+        return _flax(section, config, where, remat)
+    return _decoder(section, config, where, remat)
+
+
+def _is_causal(section: ModelSection, config: Any, where: Callable[[str], str]) -> bool:
+    """Whether a language model is meant, of a type that the decoder covers."""
+    if section.task != "auto":
+        return section.task == "causal_lm"
+    if flax_class_names(config.model_type) and choose_task("auto", config, where=where) != "causal_lm":
+        return False
+    others = [name for name in config.architectures or () if not name.endswith(_LANGUAGE_MODELS)]
+    if others:
+        raise ModelError(
+            where("model.task"),
+            f"the config's architecture is {others[0]}, and {config.model_type} has a causal_lm head only",
+            "set model.task: causal_lm to take the language model in it",
+        )
+    return True
+
+
+def _flax(
+    section: ModelSection, config: Any, where: Callable[[str], str], remat: Literal["auto", "none", "full"]
+) -> HfFlaxModel:
     task = choose_task(section.task, config, where=where)
     if section.num_labels is not None:
         config.num_labels = section.num_labels
     source = "model.name" if section.name is not None else "model.config"
-    refuse_unsupported(config, task, place=lambda key: where(source if section.name is not None else f"{source}.{key}"))
+    refuse_unsupported(config, task, place=_setting_place(section, where))
     generation_config = _generation_config(section) if task in GENERATING else None
     return build_model(
         config, task, dtype=section.dtype, generation_config=generation_config, where=where(source), remat=remat
     )
+
+
+def _decoder(
+    section: ModelSection, config: Any, where: Callable[[str], str], remat: Literal["auto", "none", "full"]
+) -> DecoderModel:
+    if section.task not in ("auto", "causal_lm"):
+        problem = f"the decoder has no {section.task} head"
+        raise ModelError(where("model.task"), problem, "it has: causal_lm; or set model.implementation: hf_flax")
+    return build_decoder(
+        config,
+        dtype=section.dtype,
+        generation_config=_generation_config(section),
+        where=where("model.name" if section.name is not None else "model.config"),
+        place=_setting_place(section, where),
+        remat="full" if remat == "full" else "none",
+    )
+
+
+def _setting_place(section: ModelSection, where: Callable[[str], str]) -> Callable[[str], str]:
+    """A setting of the config to its place: a line of the recipe, or the model that brings its own config."""
+    return lambda key: where("model.name" if section.name is not None else f"model.config.{key}")
 
 
 def _generation_config(section: ModelSection) -> Any:
@@ -59,15 +121,16 @@ def _generation_config(section: ModelSection) -> Any:
 def load_model(
     name_or_path: str,
     *,
-    mesh: jax.sharding.Mesh | None = None,
+    mesh: Mesh | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
-    implementation: Literal["auto", "hf_flax"] = "auto",
-) -> tuple[HfFlaxModel, Params]:
+    implementation: Literal["auto", "hf_flax", "decoder"] = "auto",
+) -> tuple[HfFlaxModel | DecoderModel, Params]:
     """A saved model with its parameters, for use from Python.
 
     Args:
         name_or_path: hub id, or a local directory with `config.json`.
-        mesh: devices that each get all parameters; None for the first device alone.
+        mesh: devices that share the parameters: split as the derived plan says where its axes are among `data`, `fsdp`
+            and `tensor`, else whole on each. None for the first device alone.
         dtype: compute type, float32 by default; parameters are float32.
         implementation: which code runs the model.
 
@@ -76,6 +139,7 @@ def load_model(
 
     Raises:
         ModelError: there is no such model, or it cannot be loaded as it is.
+        DeviceError: its parameters cannot be split over the mesh.
     """
     section = ModelSection(name=name_or_path, dtype=dtype or "float32", implementation=implementation)
 
@@ -83,10 +147,25 @@ def load_model(
         return f"load_model({name_or_path!r}): {key}"
 
     model = resolve_model(section, where=where)
-    sharding: jax.sharding.Sharding = (
-        jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        if mesh is None
-        else jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    directory = checkpoint_directory(section, where=where)
+    check_checkpoint(model, directory)
+    return model, load_params(model, directory, _shardings(model, mesh, where)).params
+
+
+def _shardings(model: HfFlaxModel | DecoderModel, mesh: Mesh | None, where: Callable[[str], str]) -> Params:
+    """A sharding for each parameter."""
+    if mesh is None:
+        one = SingleDeviceSharding(jax.local_devices()[0])
+        return jax.tree.map(lambda _: one, model.abstract)
+    if not set(mesh.axis_names) <= set(AXES):
+        whole = NamedSharding(mesh, PartitionSpec())
+        return jax.tree.map(lambda _: whole, model.abstract)
+    sizes = {axis: int(size) for axis, size in mesh.shape.items()}
+    rows = sizes.get("data", 1) * sizes.get("fsdp", 1)
+    batch = example_inputs(model, rows)
+    specs = make_plan(
+        read(lambda params, batch: example_loss(model, params, batch), model.abstract, batch), sizes, where=where
+    ).specs
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
     )
-    shardings = jax.tree.map(lambda _: sharding, model.abstract)
-    return model, load_params(model, checkpoint_directory(section, where=where), shardings).params

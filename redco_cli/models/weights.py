@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from redco_cli.errors import ModelError, Problem
+from redco_cli.errors import ModelError
 from redco_cli.models.checkpoints import FLAX, INDEX, SAFETENSORS, Checkpoint, open_checkpoint, sharded_files
 from redco_cli.models.configs import local_directory
+from redco_cli.models.decoder_model import DecoderModel
 from redco_cli.models.hf_flax import HfFlaxModel
-from redco_cli.models.naming import Placement, lacking_heads, place_tensors
+from redco_cli.models.load_decoder import fit_decoder
+from redco_cli.models.load_fit import Fit, check_copies, check_fit
+from redco_cli.models.load_flax import fit_flax
+from redco_cli.models.load_shards import fill
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
 
-_SHOWN = 5
+Model = HfFlaxModel | DecoderModel
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,10 @@ def checkpoint_directory(section: ModelSection, *, where: Callable[[str], str]) 
     )
 
 
-def load_params(model: HfFlaxModel, directory: Path, shardings: Params | None = None, *, rng: Any = None) -> Loaded:
-    """Reads a checkpoint: each tensor is placed on its devices before the next one is read.
+def load_params(model: Model, directory: Path, shardings: Params | None = None, *, rng: Any = None) -> Loaded:
+    """Reads a checkpoint: each parameter is placed on its devices, piece by piece, before the next one is read.
+
+    Beyond this process's shards the host holds less than 2 GiB, whatever the size of the model.
 
     Args:
         model: the model.
@@ -88,100 +92,38 @@ def load_params(model: HfFlaxModel, directory: Path, shardings: Params | None = 
     Raises:
         ModelError: the checkpoint does not fit the model, or is damaged.
     """
-    checkpoint, placement, fresh = _open(model, directory, may_lack_head=rng is not None)
-    abstract = flatten_dict(model.abstract)
+    checkpoint = open_checkpoint(directory)
+    fit = _fit(model, checkpoint)
+    check_fit(fit, directory, may_lack_head=rng is not None)
+    check_copies(fit, checkpoint, directory)
     flat_shardings = flatten_dict(shardings) if shardings is not None else {}
-    params = {}
-    for path, (name, order) in placement.sources.items():
-        tensor = checkpoint.read(name)
-        params[path] = _place(tensor if order is None else tensor.transpose(order), flat_shardings.get(path))
-    params |= _initialise(model, fresh, rng, flat_shardings)
+    params = {path: fill(source, flat_shardings.get(path)) for path, source in fit.sources.items()}
+    params |= _initialise(model, fit.fresh, rng, flat_shardings)
     return Loaded(
-        unflatten_dict({path: params[path] for path in abstract}),
-        tuple("/".join(path) for path in fresh),
-        placement.unused,
+        unflatten_dict({path: params[path] for path in flatten_dict(model.abstract)}),
+        tuple("/".join(path) for path in fit.fresh),
+        fit.unused,
     )
 
 
-def check_checkpoint(model: HfFlaxModel, directory: Path) -> None:
+def check_checkpoint(model: Model, directory: Path) -> None:
     """What `load_params` with a key would refuse, found in the headers of safetensors; Flax's own files have none.
+
+    That a tensor stored under two names is the same under both is seen only when it is read.
 
     Raises:
         ModelError: the checkpoint does not fit the model, is cut off, or is not there.
     """
-    if not (directory / FLAX).is_file():
-        _open(model, directory, may_lack_head=True)
+    if any((directory / name).is_file() for name in (SAFETENSORS, INDEX)) or not (directory / FLAX).is_file():
+        check_fit(_fit(model, open_checkpoint(directory)), directory, may_lack_head=True)
 
 
-def _open(
-    model: HfFlaxModel, directory: Path, *, may_lack_head: bool
-) -> tuple[Checkpoint, Placement, tuple[tuple[str, ...], ...]]:
-    """A checkpoint that fits the model, where its tensors go, and the paths of a head that it lacks."""
-    checkpoint = open_checkpoint(directory)
-    abstract = flatten_dict(model.abstract)
-    placement = place_tensors(
-        checkpoint.shapes, abstract, model.flax.base_model_prefix, tied_shape=_tied_shape(model, abstract)
-    )
-    fresh = lacking_heads(placement, abstract, model.flax.base_model_prefix)
-    _check(model, directory, checkpoint, placement, fresh if may_lack_head else ())
-    return checkpoint, placement, fresh
-
-
-def _tied_shape(model: HfFlaxModel, abstract: dict[tuple[str, ...], Any]) -> tuple[int, ...] | None:
-    """The shape of the word embedding when the output layer is the same tensor."""
-    text_config = model.config.get_text_config(decoder=True)
-    vocab_size = getattr(text_config, "vocab_size", None)
-    if vocab_size is None or not text_config.tie_word_embeddings:
-        return None
-    shapes = [leaf.shape for path, leaf in abstract.items() if path[-1] == "embedding" and leaf.shape[0] == vocab_size]
-    return shapes[0] if shapes else None
-
-
-def _check(
-    model: HfFlaxModel, directory: Path, checkpoint: Checkpoint, placement: Placement, fresh: tuple[Any, ...]
-) -> None:
-    """Reports every kind of misfit at once, a few names of each."""
-    abstract = flatten_dict(model.abstract)
-    wrong = []
-    for path, (name, order) in placement.sources.items():
-        stored = checkpoint.shapes[name]
-        shape = stored if order is None else tuple(stored[dim] for dim in order)
-        if shape != abstract[path].shape:
-            wrong.append(f"{name} {list(stored)} for {'/'.join(path)} {list(abstract[path].shape)}")
-    missing = ["/".join(path) for path in placement.missing if path not in fresh]
-    kinds = (
-        ("tensors of another shape than the config says", wrong, "the checkpoint and config.json do not fit"),
-        ("parameters that the checkpoint lacks", missing, "choose a checkpoint for this model.task"),
-        ("tensors that the model has no place for", list(placement.extra), "choose a checkpoint of this model type"),
-    )
-    problems = [
-        Problem(str(directory), f"{len(names)} {kind}: {_some(names)}", remedy)
-        for kind, names, remedy in kinds
-        if names
-    ]
-    if problems:
-        raise ModelError.of(problems)
-
-
-def _some(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _place(tensor: np.ndarray[Any, Any], sharding: Any) -> jax.Array:
-    """The tensor on its devices, float32 where it is a floating-point number."""
-    if jnp.issubdtype(tensor.dtype, jnp.floating):
-        tensor = tensor.astype(np.float32)
-    placed: jax.Array = (
-        jax.device_put(tensor)
-        if sharding is None
-        else jax.make_array_from_callback(tensor.shape, sharding, lambda index: tensor[index])
-    )
-    return placed
+def _fit(model: Model, checkpoint: Checkpoint) -> Fit:
+    return fit_decoder(model, checkpoint) if isinstance(model, DecoderModel) else fit_flax(model, checkpoint)
 
 
 def _initialise(
-    model: HfFlaxModel, fresh: tuple[Any, ...], rng: Any, shardings: dict[tuple[str, ...], Any]
+    model: Model, fresh: tuple[Any, ...], rng: Any, shardings: dict[tuple[str, ...], Any]
 ) -> dict[tuple[str, ...], jax.Array]:
     """Fresh values of the paths `fresh` alone: what the rest of `init` would compute is never computed."""
     if not fresh:

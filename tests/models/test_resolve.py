@@ -8,6 +8,8 @@ import pytest
 from families import config_for, where
 
 from redco_cli.errors import ModelError
+from redco_cli.models.decoder_model import DecoderModel
+from redco_cli.models.hf_flax import HfFlaxModel
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 
@@ -121,9 +123,49 @@ def test_resolving_leaves_the_recipe_as_it_is():
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    message = refusal(config=LLAMA | {"hidden_size": 18})
-    assert message.startswith("recipe.yaml:3: model.config: FlaxLlamaForCausalLM cannot be built from this config: ")
+    message = refusal(config=config_for("bert", "masked_lm", hidden_size=18), task="masked_lm")
+    assert message.startswith("recipe.yaml:3: model.config: FlaxBertForMaskedLM cannot be built from this config: ")
     assert message.endswith("\n  -> correct the config: sizes must be positive, and heads must divide the hidden size")
+
+
+@pytest.mark.parametrize(
+    ("config", "implementation", "expected"),
+    [
+        (LLAMA, "auto", HfFlaxModel),
+        (LLAMA | {"rope_theta": 500000.0}, "decoder", DecoderModel),
+        (LLAMA, "decoder", DecoderModel),
+        (LLAMA, "hf_flax", HfFlaxModel),
+        ({**LLAMA, "model_type": "qwen2"}, "auto", DecoderModel),
+        (config_for("gpt_neo", "causal_lm"), "auto", HfFlaxModel),
+        (config_for("opt", "causal_lm", layerdrop=0.1), "auto", HfFlaxModel),
+    ],
+    ids=["covered", "another theta", "decoder", "hf_flax", "no Flax class", "not covered", "refused by the decoder"],
+)
+def test_auto_takes_the_decoder_where_there_is_no_flax_class(config, implementation, expected):
+    section = ModelSection(config=config, implementation=implementation)
+    assert type(resolve_model(section, where=where)) is expected
+
+
+def test_the_refusal_of_the_decoder_names_the_setting():
+    assert refusal(
+        config=LLAMA | {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, implementation="decoder"
+    ).startswith("recipe.yaml:3: model.config.rope_scaling: rope_scaling has the unknown type 'spiral'\n  -> ")
+
+
+def test_a_covered_type_with_another_head_is_no_language_model_unless_asked_for():
+    config = LLAMA | {"architectures": ["LlamaForSequenceClassification"]}
+    assert refusal(config=config) == (
+        "recipe.yaml:3: model.task: the config's architecture is LlamaForSequenceClassification, and llama has a "
+        "causal_lm head only\n  -> set model.task: causal_lm to take the language model in it"
+    )
+    assert resolve_model(ModelSection(config=config, task="causal_lm"), where=where).task == "causal_lm"
+
+
+def test_the_decoder_has_one_head():
+    assert refusal(config=LLAMA, task="masked_lm", implementation="decoder") == (
+        "recipe.yaml:3: model.task: the decoder has no masked_lm head\n"
+        "  -> it has: causal_lm; or set model.implementation: hf_flax"
+    )
 
 
 def test_a_config_from_scratch_fits_the_byte_tokenizer_unless_it_says_otherwise():
@@ -160,9 +202,9 @@ def test_directories_that_are_no_model_are_named(tmp_path):
     (tmp_path / "config.json").write_text("{")
     message = refusal(name=str(tmp_path))
     assert message.startswith(f"recipe.yaml:3: model.name: the config.json of {tmp_path} cannot be used: ")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "falcon"}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     message = refusal(name=str(tmp_path))
-    assert message.startswith("recipe.yaml:3: model: transformers has no Flax class for the model type falcon\n  -> ")
+    assert message.startswith("recipe.yaml:3: model: transformers has no Flax class for the model type mamba\n  -> ")
 
 
 def test_remat_where_the_class_has_it():
@@ -178,7 +220,7 @@ def test_remat_where_the_class_has_it():
 
     assert ("remat" in program(plain), "remat" in program(remat)) == (False, True)
     with pytest.raises(ModelError) as caught:
-        resolve_model(ModelSection(config=LLAMA), where=where, remat="full")
+        resolve_model(ModelSection(config=LLAMA, implementation="hf_flax"), where=where, remat="full")
     assert str(caught.value) == (
         "recipe.yaml:3: model.config: FlaxLlamaForCausalLM cannot recompute activations\n  -> set train.remat: none"
     )
@@ -186,7 +228,7 @@ def test_remat_where_the_class_has_it():
 
 def test_only_the_deprecation_of_flax_is_silenced(caplog):
     logger = logging.getLogger("transformers.modeling_flax_utils")
-    resolve_model(ModelSection(config=LLAMA), where=where)
+    resolve_model(ModelSection(config=LLAMA, implementation="hf_flax"), where=where)
     records = []
     handler = logging.Handler()
     handler.emit = records.append

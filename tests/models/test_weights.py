@@ -162,6 +162,29 @@ def test_misfits_are_named(saved, tmp_path, change, problem):
     assert str(caught.value) == f"{tmp_path}: {problem}"
 
 
+def test_second_names_of_a_tied_tensor_must_hold_the_same(saved, tmp_path):
+    words, decoder = "bert.embeddings.word_embeddings.weight", "cls.predictions.decoder"
+
+    def repeat(tensors):
+        tensors[f"{decoder}.weight"], tensors[f"{decoder}.bias"] = tensors[words], tensors["cls.predictions.bias"]
+
+    model = changed(saved, tmp_path, repeat)
+    expected = load_params(model, saved.directory).params
+    jax.tree.map(np.testing.assert_array_equal, load_params(model, tmp_path).params, expected)
+
+    def differ(tensors):
+        repeat(tensors)
+        tensors[f"{decoder}.bias"] = tensors[f"{decoder}.bias"] + 1
+
+    changed(saved, tmp_path, differ)
+    with pytest.raises(ModelError) as caught:
+        load_params(model, tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: cls.predictions.decoder.bias differs from cls.predictions.bias, though the config says that they "
+        "are one tensor\n  -> set tie_word_embeddings: false in its config.json, or save the model again"
+    )
+
+
 def test_damaged_files_are_named(saved, tmp_path):
     model = resolve_model(saved.section, where=where)
     file = tmp_path / "model.safetensors"

@@ -1,0 +1,229 @@
+"""One decoder-only transformer for many families: its config says which parts it has, its layers are scanned.
+
+Shapes: B batch, S sequence, K keys (S, or the length of the cache), E hidden size, V vocabulary, L layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from redco_cli.models.decoder_attention import Kernel
+from redco_cli.models.decoder_block import Block
+from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder_layers import Dense, Norm
+from redco_cli.models.decoder_sight import Cache, empty_cache, extended, layer_traits, make_sight, token_positions
+from redco_cli.models.families_read import decoder_config
+
+Array = Any
+Params = Any
+Remat = Literal["none", "dots", "full", "offload"]
+
+
+class Decoder(nn.Module):  # type: ignore[misc]
+    """Token ids to logits.
+
+    Attributes:
+        config: which parts it has.
+        dtype: compute type; parameters are float32, softmax and norms are computed in float32.
+        train: whether dropout is active; needs a key named `dropout`. Make a training copy with `clone(train=True)`.
+        remat: what the backward pass recomputes: nothing, all but products with weights, all, or all but these
+            products, which wait in the host's memory.
+        kernel: which code computes attention.
+        unroll: how many layers the loop over layers has in its body.
+        layer_params: applied to the parameters of one layer right where they are used; they come as the tree that
+            `params["layers"]` is, without the leading dim. What it returns is recomputed under `remat`.
+    """
+
+    config: DecoderConfig
+    dtype: Any = jnp.float32
+    train: bool = False
+    remat: Remat = "none"
+    kernel: Kernel = "plain"
+    unroll: int = 1
+    layer_params: Callable[[Params], Params] | None = None
+
+    def setup(self) -> None:
+        """Names the parts."""
+        c = self.config
+        normal = nn.initializers.normal(c.initializer_range)
+        self.embedding = self.param("embedding", normal, (c.vocab_size, c.embedding_size))
+        if c.learned_positions:
+            rows = c.learned_positions + c.position_offset
+            self.position_embedding = self.param("position_embedding", normal, (rows, c.hidden_size))
+        if c.embedding_norm:
+            self.embedding_norm = Norm(c, self.dtype)
+        if c.embedding_size != c.hidden_size:
+            self.project_in = Dense(c.hidden_size, False, self.dtype, c.initializer_range)
+            self.project_out = Dense(c.embedding_size, False, self.dtype, c.initializer_range)
+        self.embedding_dropout = nn.Dropout(c.embedding_dropout, deterministic=not self.train)
+        self.layers = self._scanned()(c, self.dtype, self.train, self.kernel)
+        if c.final_norm:
+            self.final_norm = Norm(c, self.dtype)
+        if not c.tied:
+            self.head = self.param("head", normal, (c.embedding_size, c.vocab_size))
+        if c.head_bias:
+            self.head_bias = self.param("head_bias", nn.initializers.zeros, (c.vocab_size,))
+
+    def __call__(
+        self,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        *,
+        positions: Array | None = None,
+        segment_ids: Array | None = None,
+    ) -> Array:
+        """Logits [B, S, V], in the compute type.
+
+        Args:
+            input_ids: [B, S].
+            attention_mask: [B, S], 1 for real tokens, whichever side the padding is on.
+            positions: [B, S]; by default tokens are counted from the beginning of the row.
+            segment_ids: [B, S]: tokens see only those with the same number. Give `positions` too.
+        """
+        return self.logits(self.hidden(input_ids, attention_mask, positions=positions, segment_ids=segment_ids))
+
+    def hidden(
+        self,
+        input_ids: Array,
+        attention_mask: Array | None = None,
+        *,
+        positions: Array | None = None,
+        segment_ids: Array | None = None,
+    ) -> Array:
+        """What `logits` multiplies with the head: [B, S, E]. Takes what `__call__` takes."""
+        return self._run(input_ids, attention_mask, positions, segment_ids, None)[0]
+
+    def prefill(
+        self, input_ids: Array, attention_mask: Array, length: int, *, positions: Array | None = None
+    ) -> tuple[Array, Cache]:
+        """Reads the beginning of a text, for `decode` to go on from.
+
+        Args:
+            input_ids: [B, S].
+            attention_mask: [B, S], 1 for real tokens.
+            length: how many tokens the cache shall have room for; S or more.
+            positions: [B, S]; by default tokens are counted from the beginning of the row.
+
+        Returns:
+            Hidden states [B, S, E] and the cache.
+        """
+        none = empty_cache(self.config, input_ids.shape[0], 0, self.dtype)
+        hidden, new = self._run(input_ids, attention_mask, positions, None, none)
+        assert new is not None
+        return hidden, extended(empty_cache(self.config, input_ids.shape[0], length, self.dtype), new)
+
+    def decode(
+        self, input_ids: Array, cache: Cache, attention_mask: Array, *, positions: Array | None = None
+    ) -> tuple[Array, Cache]:
+        """Goes on from a cache.
+
+        Args:
+            input_ids: the next tokens [B, S].
+            cache: keys and values [L, B, G, K, D] of the tokens before, from `prefill` or `empty_cache`.
+            attention_mask: [B, K], 1 for real tokens among those in the cache and the next ones.
+            positions: [B, S]; by default they are counted from the beginning of the cache.
+
+        Returns:
+            Hidden states [B, S, E] and the cache with these tokens in it.
+        """
+        hidden, new = self._run(input_ids, attention_mask, positions, None, cache)
+        assert new is not None
+        return hidden, extended(cache, new)
+
+    def logits(self, hidden: Array) -> Array:
+        """Logits [..., V] of hidden states [..., E]."""
+        c = self.config
+        head = self.embedding.T if c.tied else self.head
+        flat = hidden.reshape(-1, hidden.shape[-1]) @ head.astype(self.dtype)
+        if c.head_bias:
+            flat = flat + self.head_bias.astype(self.dtype)
+        return squash(flat * c.logits_scale, c.logits_softcap).reshape(*hidden.shape[:-1], c.vocab_size)
+
+    def _run(
+        self,
+        input_ids: Array,
+        attention_mask: Array | None,
+        positions: Array | None,
+        segment_ids: Array | None,
+        cache: Cache | None,
+    ) -> tuple[Array, Cache | None]:
+        c = self.config
+        first = 0 if cache is None else cache.length
+        queries = first + jnp.arange(input_ids.shape[1], dtype=jnp.int32)
+        if positions is None:
+            positions = token_positions(c, queries, attention_mask)
+        x = self._embed(input_ids, positions)
+        sight = make_sight(c, queries, positions, attention_mask, segment_ids, cache)
+        per_layer = None if cache is None else Cache(cache.keys, cache.values, jnp.full((c.layers,), cache.length))
+        x, new = self.layers(x, (layer_traits(c), per_layer), sight)
+        if c.final_norm:
+            x = self.final_norm(x)
+        return (self.project_out(x) if c.embedding_size != c.hidden_size else x), new
+
+    def _embed(self, input_ids: Array, positions: Array) -> Array:
+        c = self.config
+        x = jnp.take(self.embedding, input_ids, axis=0).astype(self.dtype)
+        x = x * jnp.asarray(c.embedding_scale, self.dtype)
+        if c.embedding_size != c.hidden_size:
+            x = self.project_in(x)
+        if c.learned_positions:
+            rows = jnp.take(self.position_embedding, positions + c.position_offset, axis=0)
+            x = x + rows.astype(self.dtype)
+        if c.embedding_norm:
+            x = self.embedding_norm(x)
+        return self.embedding_dropout(x)
+
+    def _scanned(self) -> Any:
+        block: Any = Block
+        if self.layer_params is not None and not self.is_initializing():
+            block = nn.map_variables(block, "params", trans_in_fn=partial(_under_params, self.layer_params))
+        if self.remat != "none":
+            in_loop = self.unroll == 1  # a loop's body is not merged with that of the backward loop anyway
+            block = nn.remat(block, policy=_POLICIES[self.remat], prevent_cse=not in_loop)
+        return nn.scan(
+            block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(0, nn.broadcast),
+            length=self.config.layers,
+            unroll=self.unroll,
+        )
+
+
+_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+_POLICIES: dict[str, Any] = {
+    "dots": _products,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+}
+
+
+def _under_params(change: Callable[[Params], Params], variables: Any) -> Any:
+    return {**variables, "params": change(variables["params"])}
+
+
+def squash(logits: Array, cap: float | None) -> Array:
+    """Logits kept within ± `cap`; as they are where it is None."""
+    return logits if cap is None else jnp.tanh(logits / cap) * cap
+
+
+def abstract_params(module: Decoder) -> Params:
+    """The parameters of a decoder as a nested dict of `jax.ShapeDtypeStruct`; allocates nothing."""
+    ids = jnp.zeros((1, 1), jnp.int32)
+    return jax.eval_shape(module.init, jax.random.key(0), ids)["params"]
+
+
+def abstract_decoder(hf_config: Any) -> tuple[Decoder, Params]:
+    """The decoder for a transformers config, with its abstract parameters.
+
+    Raises:
+        ModelError: its type is not covered, or a setting is not honoured.
+    """
+    module = Decoder(decoder_config(hf_config, where=lambda key: f"config: {key}"))
+    return module, abstract_params(module)

@@ -1,0 +1,176 @@
+"""Attention of a decoder: who sees whom, and the weighted sum.
+
+Shapes: B batch, Q queries, K keys, H query heads, G key and value heads, D dims of a head, E hidden size.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder_layers import Dense, Norm, output_std
+from redco_cli.models.decoder_positions import rotate
+from redco_cli.models.decoder_sight import Cache, Layer, Sight
+
+Array = Any
+Kernel = Literal["plain", "xla", "cudnn"]
+"""`plain` is ours; the others are what `jax.nn.dot_product_attention` calls so."""
+
+_MASKED = float(np.finfo(np.float32).min)  # finite: a row that sees nothing is still no NaN
+_SMALLEST_BLOCK, _MOST_BLOCKS = 64, 8
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Self-attention of one layer.
+
+    Attributes:
+        config: the decoder's.
+        dtype: compute type.
+        train: whether dropout is active.
+        kernel: which code computes it.
+    """
+
+    config: DecoderConfig
+    dtype: Any
+    train: bool
+    kernel: Kernel
+
+    @nn.compact  # type: ignore[untyped-decorator]
+    def __call__(self, x: Array, layer: Layer, sight: Sight, cache: Cache | None) -> tuple[Array, Cache | None]:
+        """`x` [B, Q, E] to the same shape, and what the cache keeps of these tokens."""
+        c = self.config
+        project = partial(Dense, bias=c.qkv_bias, dtype=self.dtype, init_std=c.initializer_range)
+        q = self._heads(project(c.heads * c.head_dim, name="q")(x), c.heads, "q_norm")
+        k = self._heads(project(c.kv_heads * c.head_dim, name="k")(x), c.kv_heads, "k_norm")
+        v = self._heads(project(c.kv_heads * c.head_dim, name="v")(x), c.kv_heads, None)
+        if sight.cos is not None and sight.sin is not None:
+            cos, sin = sight.cos[layer.rope], sight.sin[layer.rope]
+            q = rotate(q, cos, sin, interleaved=c.interleaved)
+            k = rotate(k, cos, sin, interleaved=c.interleaved)
+        if cache is not None and cache.room:
+            mixed = self._attend_from_cache(q, k, v, cache, layer, sight)
+        else:
+            fused = self.kernel != "plain" and c.attention_softcap is None and not (self.train and c.attention_dropout)
+            attend = self._attend_fused if fused else self._attend_in_blocks
+            mixed = attend(q, _repeat(k, c.heads), _repeat(v, c.heads), layer, sight)
+        flat = mixed.reshape(*mixed.shape[:2], c.heads * c.head_dim)
+        new = None if cache is None else Cache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), cache.length)
+        return Dense(c.hidden_size, c.out_bias, self.dtype, output_std(c), name="o")(flat), new
+
+    def _heads(self, x: Array, heads: int, norm: str | None) -> Array:
+        """[B, Q, heads * D] as [B, Q, heads, D], normalised where the config says so."""
+        c = self.config
+        if norm and c.qk_norm == "all_heads":
+            x = Norm(c, self.dtype, name=norm)(x)
+        x = x.reshape(*x.shape[:2], heads, c.head_dim)
+        return Norm(c, self.dtype, name=norm)(x) if norm and c.qk_norm == "head" else x
+
+    def _attend_fused(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
+        """What `_attend` returns, by JAX's own function, which is told of the order and the window if it can be."""
+        c = self.config
+        assert self.kernel != "plain"
+        q = q * layer.scale.astype(q.dtype) if c.layer_scales else q
+        window, *others = {c.windows[0], *c.windows}
+        told = not others
+        mixed: Array = jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            sight.bias,
+            sight.mask if told else _visible(layer, sight, windowed=any(c.windows)),
+            scale=c.attention_scale,
+            is_causal=told,
+            local_window_size=(window - 1, 0) if told and window else None,
+            implementation=self.kernel,
+        )
+        return mixed
+
+    def _attend_in_blocks(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
+        """What `_attend` returns, without the products of a block of queries with the keys behind its end."""
+        length = q.shape[1]
+        block = max(_SMALLEST_BLOCK, -(-length // _MOST_BLOCKS))
+        ends = [min(start + block, length) for start in range(0, length, block)]
+        blocks = [
+            self._attend(q[:, start:end], k[:, :end], v[:, :end], layer, _part(sight, start, end))
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+        return jnp.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
+
+    def _attend(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
+        """The weighted sum of values [B, Q, H, D] for `q` [B, Q, H, D], `k` and `v` [B, K, H, D]."""
+        c = self.config
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
+        weights = nn.Dropout(c.attention_dropout, deterministic=not self.train)(self._weights(scores, layer, sight))
+        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+    def _attend_from_cache(self, q: Array, k: Array, v: Array, cache: Cache, layer: Layer, sight: Sight) -> Array:
+        """The weighted sum of values [B, Q, H, D] in the cache and of the next tokens.
+
+        Keys and values stay as they are: neither copied next to the new ones nor repeated for the query heads.
+
+        Args:
+            q: [B, Q, H, D].
+            k: of the next tokens [B, Q, G, D], `v` likewise.
+            cache: of this layer.
+            layer: what tells it from the others.
+            sight: of which the keys are those of the cache and then the next tokens: K + Q.
+        """
+        batch, length, heads, dims = q.shape
+        product = partial(jnp.einsum, preferred_element_type=jnp.float32)
+        grouped = q.reshape(batch, length, k.shape[2], -1, dims)
+        before = product("bqgrd,bgkd->bgrqk", grouped, cache.keys.astype(q.dtype))
+        among = product("bqgrd,bkgd->bgrqk", grouped, k)
+        scores = jnp.concatenate([before, among], axis=-1)
+        weights = self._weights(scores.reshape(batch, heads, length, -1), layer, sight).reshape(scores.shape)
+        old, new = weights[..., : cache.room], weights[..., cache.room :]
+        mixed = product("bgrqk,bgkd->bqgrd", old, cache.values.astype(v.dtype))
+        return (mixed + product("bgrqk,bkgd->bqgrd", new, v)).reshape(q.shape).astype(self.dtype)
+
+    def _weights(self, scores: Array, layer: Layer, sight: Sight) -> Array:
+        """Products of queries and keys [B, H, Q, K], float32, to the shares of the keys, in the compute type."""
+        c = self.config
+        scores = scores * (c.attention_scale * (layer.scale if c.layer_scales else 1.0))
+        if c.attention_softcap is not None:
+            scores = jnp.tanh(scores / c.attention_softcap) * c.attention_softcap
+        if sight.bias is not None:
+            scores = scores + sight.bias
+        mask = _visible(layer, sight, windowed=any(c.windows))
+        return jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1).astype(self.dtype)
+
+
+def _part(sight: Sight, start: int, end: int) -> Sight:
+    """What the queries from `start` to `end` know of the keys up to `end`."""
+
+    def cut(array: Array | None) -> Array | None:
+        if array is None:
+            return None
+        array = array[..., :end]
+        return array if array.shape[-2] == 1 else array[..., start:end, :]
+
+    queries, keys = sight.queries[start:end], sight.keys[:end]
+    return Sight(queries, keys, cut(sight.mask), cut(sight.bias), None, None)
+
+
+def _visible(layer: Layer, sight: Sight, *, windowed: bool) -> Array:
+    """Which keys a query sees: bool, broadcasts to [B, 1, Q, K]."""
+    distance = sight.queries[:, None] - sight.keys[None, :]
+    seen = distance >= 0
+    if windowed:
+        seen &= distance < layer.window
+    seen = seen[None, None]
+    return seen if sight.mask is None else seen & sight.mask
+
+
+def _repeat(x: Array, heads: int) -> Array:
+    """Each of the G heads [B, K, G, D] for every query head that shares it: [B, K, H, D]."""
+    batch, keys, own, dims = x.shape
+    if own == heads:
+        return x
+    x = jnp.broadcast_to(x[:, :, :, None], (batch, keys, own, heads // own, dims))
+    return x.reshape(batch, keys, heads, dims)

@@ -1,0 +1,67 @@
+"""One layer of a decoder: attention and MLP around the residual stream, with norms where the config places them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.linen as nn
+
+from redco_cli.models.decoder_attention import Attention, Kernel
+from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder_experts import Experts
+from redco_cli.models.decoder_layers import Mlp, Norm
+from redco_cli.models.decoder_sight import Cache, Layer, Sight
+
+Array = Any
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    """One layer: attention and MLP around the residual stream.
+
+    Attributes:
+        config: the decoder's.
+        dtype: compute type.
+        train: whether dropout is active.
+        kernel: which code computes attention.
+    """
+
+    config: DecoderConfig
+    dtype: Any
+    train: bool
+    kernel: Kernel
+
+    @nn.compact  # type: ignore[untyped-decorator]
+    def __call__(self, x: Array, per_layer: tuple[Layer, Cache | None], sight: Sight) -> tuple[Array, Cache | None]:
+        """The residual stream [B, S, E] after this layer, and the cache with these tokens in it."""
+        c = self.config
+        layer, cache = per_layer
+        attention = Attention(c, self.dtype, self.train, self.kernel, name="attention")
+        before = c.norm_place in ("pre", "sandwich")
+        normed = self._norm("attention_norm", x) if before else x
+        attended, cache = attention(normed, layer, sight, cache)
+        if c.parallel != "no":
+            inner = normed if c.parallel == "one_norm" else self._norm("mlp_norm", x)
+            return self._add(self._add(x, attended), self._mlp(inner)), cache
+        if c.norm_place in ("output", "sandwich"):
+            attended = self._norm("attention_output_norm", attended)
+        x = self._add(x, attended)
+        if c.norm_place == "post":
+            x = self._norm("attention_norm", x)
+        widened = self._mlp(self._norm("mlp_norm", x) if before else x)
+        if c.norm_place in ("output", "sandwich"):
+            widened = self._norm("mlp_output_norm", widened)
+        x = self._add(x, widened)
+        return (self._norm("mlp_norm", x) if c.norm_place == "post" else x), cache
+
+    def _norm(self, name: str, x: Array) -> Array:
+        return Norm(self.config, self.dtype, name=name)(x)
+
+    def _mlp(self, x: Array) -> Array:
+        c = self.config
+        if c.experts is not None:
+            return Experts(c, self.dtype, name="experts")(x)
+        return Mlp(c, c.mlp_width, self.dtype, name="mlp")(x)
+
+    def _add(self, x: Array, what: Array) -> Array:
+        what = nn.Dropout(self.config.residual_dropout, deterministic=not self.train)(what)
+        return x + what * self.config.residual_scale

@@ -1,0 +1,157 @@
+"""An MLP for each token among many: every token reaches all the experts that its router chose, none is dropped.
+
+How many tokens an expert gets is known only when the program runs, and shapes must be known before. So an expert has
+room for somewhat more than its even share of each row's tokens; where one gets more, the layer falls back to more room,
+and at last to every expert computing all tokens, those that did not choose it counting nothing. Rows stay by
+themselves, so that a batch that is split over devices stays where it is. `jax.lax.ragged_dot` does the same work with
+any distribution on TPU, and elsewhere takes X copies of the tokens.
+
+Shapes: B batch, S sequence, E hidden size, X experts, N experts per token, C tokens an expert has room for, F width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from redco_cli.models.decoder_config import DecoderConfig, ExpertsConfig
+from redco_cli.models.decoder_layers import ACTIVATIONS, Dense, Mlp
+
+Array = Any
+_ROOM = (2.0, 6.0)
+"""Even shares that an expert has room for, before it computes all tokens."""
+
+
+class Kernels(NamedTuple):
+    """The experts' projections: `gate` and `up` [X, E, F], `down` [X, F, E]."""
+
+    gate: Array
+    up: Array
+    down: Array
+
+
+class Experts(nn.Module):  # type: ignore[misc]
+    """The experts of one layer, with their router.
+
+    Attributes:
+        config: the decoder's.
+        dtype: compute type.
+    """
+
+    config: DecoderConfig
+    dtype: Any
+
+    @nn.compact  # type: ignore[untyped-decorator]
+    def __call__(self, x: Array) -> Array:
+        """`x` [B, S, E] to the same shape."""
+        c, experts = self.config, self.config.experts
+        assert experts is not None
+        x = x.astype(self.dtype)
+        normal = nn.initializers.normal(c.initializer_range)
+        inward = (experts.count, c.hidden_size, experts.width)
+        outward = (experts.count, experts.width, c.hidden_size)
+        kernels = Kernels(
+            self.param("gate", normal, inward).astype(self.dtype),
+            self.param("up", normal, inward).astype(self.dtype),
+            self.param("down", normal, outward).astype(self.dtype),
+        )
+        logits = Dense(experts.count, False, self.dtype, c.initializer_range, name="router")(x)
+        shares, chosen = routing(logits, experts)
+        mixed = mix(x, kernels, shares.astype(self.dtype), chosen, ACTIVATIONS[c.activation])
+        if experts.shared_width:
+            share = jax.nn.sigmoid(Dense(1, False, self.dtype, c.initializer_range, name="shared_router")(x))
+            mixed = mixed + share * Mlp(c, experts.shared_width, self.dtype, name="shared")(x)
+        return mixed
+
+
+def routing(logits: Array, experts: ExpertsConfig) -> tuple[Array, Array]:
+    """Which experts a token goes to, and how much each of them counts.
+
+    Args:
+        logits: of the router [B, S, X].
+        experts: how many are chosen, and whether their shares sum to one.
+
+    Returns:
+        Shares [B, S, N], float32, and the indices of the experts [B, S, N].
+    """
+    probabilities = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
+    shares, chosen = jax.lax.top_k(probabilities, experts.per_token)
+    if experts.normalise:
+        shares = shares / shares.sum(-1, keepdims=True)
+    return shares, chosen
+
+
+def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, act: Callable[[Array], Array]) -> Array:
+    """The sum of what its experts make of each token, weighted.
+
+    Args:
+        x: tokens [B, S, E].
+        kernels: of the experts.
+        shares: of each token's experts [B, S, N], in the type of `x`.
+        chosen: their indices [B, S, N].
+        act: the activation.
+
+    Returns:
+        [B, S, E]. The backward pass computes what is inside the experts again.
+    """
+    count, length = kernels.gate.shape[0], x.shape[1]
+    even = length * chosen.shape[-1] / count
+    rooms = [room for share in _ROOM if (room := math.ceil(share * even)) < length]
+    took = jnp.zeros((*x.shape[:2], count), jnp.int32)
+    took = jnp.put_along_axis(took, chosen, 1, axis=-1, inplace=False)
+    turns = jnp.cumsum(took, axis=1)  # how many tokens of the row an expert has got
+    place = jnp.take_along_axis(turns, chosen, axis=-1) - 1
+    ways = [*(partial(_with_room, act=act, room=room) for room in rooms), partial(_all_by_all, act=act)]
+    way = sum((turns[:, -1].max() > room).astype(jnp.int32) for room in rooms)
+
+    @jax.checkpoint
+    def run(x: Array, kernels: Kernels, shares: Array) -> Array:
+        return (
+            jax.lax.switch(way, ways, x, kernels, shares, chosen, place)
+            if rooms
+            else ways[0](x, kernels, shares, chosen, place)
+        )
+
+    return run(x, kernels, shares)
+
+
+def _with_room(
+    x: Array, kernels: Kernels, shares: Array, chosen: Array, place: Array, *, act: Callable[[Array], Array], room: int
+) -> Array:
+    """Every expert computes `room` tokens of a row; `place` [B, S, N] is where in its expert's room a token stands."""
+    batch, length, width = x.shape
+    count = kernels.gate.shape[0]
+    slots = (chosen * room + place).reshape(batch, -1)  # [B, S * N], among X * C
+    tokens = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], chosen.shape[1:]).reshape(1, -1)
+    source = jnp.zeros((batch, count * room), jnp.int32)
+    source = jnp.put_along_axis(source, slots, tokens, axis=1, inplace=False)
+    rows = jnp.take_along_axis(x, source[..., None], axis=1).reshape(batch, count, room, width)
+    inner = act(jnp.einsum("bxce,xef->bxcf", rows, kernels.gate)) * jnp.einsum("bxce,xef->bxcf", rows, kernels.up)
+    made = jnp.einsum("bxcf,xfe->bxce", inner, kernels.down).reshape(batch, count * room, width)
+    picked = jnp.take_along_axis(made, slots[..., None], axis=1).reshape(*chosen.shape, width)
+    return jnp.einsum("bsne,bsn->bse", picked, shares)
+
+
+def _all_by_all(
+    x: Array, kernels: Kernels, shares: Array, chosen: Array, _place: Array, *, act: Callable[[Array], Array]
+) -> Array:
+    """Every expert computes every token, one expert after the other."""
+    batch, length, width = x.shape
+    count = kernels.gate.shape[0]
+    tokens = x.reshape(-1, width)
+    weights = jnp.einsum("bsn,bsnx->xbs", shares, jax.nn.one_hot(chosen, count, dtype=x.dtype)).reshape(count, -1)
+
+    @jax.checkpoint
+    def add(total: Array, expert: tuple[Kernels, Array]) -> tuple[Array, None]:
+        kernel, weight = expert
+        inner = act(tokens @ kernel.gate) * (tokens @ kernel.up)
+        return total + (inner @ kernel.down) * weight[:, None], None
+
+    total, _ = jax.lax.scan(add, jnp.zeros_like(tokens), (kernels, weights))
+    return total.reshape(batch, length, width)

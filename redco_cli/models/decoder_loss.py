@@ -1,0 +1,169 @@
+"""Cross-entropy of tokens without their logits: a few positions at a time meet the head, forward and backward at once.
+
+For a vocabulary of 128 000 the float32 logits of one batch can be larger than the model. Here a loop over pieces of the
+sequence computes each piece's logits, its losses and, when gradients are asked for, what these logits contribute to the
+gradients of hidden states and head; then the logits are forgotten. The backward pass only scales what was kept, so that
+the head costs three products, as it does when its logits are kept, and not the four of recomputing them.
+
+Shapes: B batch, S sequence, C positions of a piece, E width of the hidden states, V vocabulary, D groups of rows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from redco_cli.models.decoder_config import DecoderConfig
+
+Array = Any
+IGNORED = -100
+"""The label of a token that counts nothing."""
+
+
+class Head(NamedTuple):
+    """What turns hidden states to logits.
+
+    Attributes:
+        kernel: [E, V].
+        bias: [V]; None for none.
+    """
+
+    kernel: Array
+    bias: Array | None
+
+
+class _How(NamedTuple):
+    """Static settings: positions per piece, groups of rows, scale and cap of the logits."""
+
+    positions: int
+    groups: int
+    scale: float
+    cap: float | None
+
+
+def head_of(params: Any, config: DecoderConfig) -> Head:
+    """The head in the parameters of a decoder; the embedding where it is tied."""
+    kernel = params["embedding"].T if config.tied else params["head"]
+    return Head(kernel, params["head_bias"] if config.head_bias else None)
+
+
+def cross_entropy(
+    hidden: Array,
+    head: Head,
+    labels: Array,
+    weights: Array | None = None,
+    *,
+    config: DecoderConfig,
+    piece: int = 4096,
+    groups: int = 1,
+) -> tuple[Array, Array]:
+    """The weighted sum of the tokens' losses, and the sum of the weights, both float32.
+
+    Args:
+        hidden: states that the head takes [B, S, E], as `Decoder.hidden` returns them; its type is the compute type.
+        head: from `head_of`.
+        labels: the token that should follow each position [B, S]; -100 for none.
+        weights: of each token [B, S]; one each by default.
+        config: how the logits are scaled and capped.
+        piece: tokens whose logits exist at a time, over all devices.
+        groups: number of devices that the batch is split over; it divides B. The head's gradient is summed within
+            each group in the loop, and over groups once at the end.
+
+    Returns:
+        `sum(weight * -log p(label))` and `sum(weight)` over tokens with a label; differentiable in everything but
+        `labels`.
+    """
+    counted = labels != IGNORED
+    weights = jnp.where(counted, 1.0 if weights is None else weights.astype(jnp.float32), 0.0)
+    batch, length = labels.shape
+    how = _How(max(1, min(length, piece // batch)), groups, config.logits_scale, config.logits_softcap)
+    total = _summed(hidden, head, jnp.where(counted, labels, 0), weights, how)
+    return total, weights.sum()
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _summed(hidden: Array, head: Head, labels: Array, weights: Array, how: _How) -> Array:
+    def add(total: Array, piece: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        states, targets, share = piece
+        return total + (_losses(_logits(states, head, how)[0], targets)[0] * share).sum(), None
+
+    return jax.lax.scan(add, jnp.zeros((), jnp.float32), _pieces((hidden, labels, weights), how))[0]
+
+
+def _forward(hidden: Array, head: Head, labels: Array, weights: Array, how: _How) -> tuple[Array, Any]:
+    """The sum, and its gradients: for hidden states, head and weights."""
+    groups = how.groups
+    empty = jnp.zeros((groups, *head.kernel.shape), jnp.float32)
+    empty_bias = None if head.bias is None else jnp.zeros((groups, *head.bias.shape), jnp.float32)
+
+    def add(sums: tuple[Array, Array, Array], piece: tuple[Array, Array, Array]) -> tuple[Any, tuple[Array, Array]]:
+        states, targets, share = piece
+        logits, slope = _logits(states, head, how)
+        losses, log_norm = _losses(logits, targets)
+        wrong = jnp.exp(logits - log_norm[..., None])
+        wrong = wrong - jax.nn.one_hot(targets, logits.shape[-1], dtype=wrong.dtype)
+        wrong = wrong * share[..., None] * (how.scale if slope is None else how.scale * slope)
+        narrow = wrong.astype(states.dtype)
+        to_states = jnp.einsum("bcv,ev->bce", narrow, head.kernel.astype(states.dtype))
+        by_group = (groups, -1)
+        rows, cause = states.reshape(*by_group, states.shape[-1]), narrow.reshape(*by_group, narrow.shape[-1])
+        to_kernel = jnp.einsum("dte,dtv->dev", rows, cause, preferred_element_type=jnp.float32)
+        total, kernel, bias = sums
+        if bias is not None:  # the bias is added after the product and scaled with it
+            bias = bias + wrong.reshape(*by_group, wrong.shape[-1]).sum(1)
+        return (total + (losses * share).sum(), kernel + to_kernel, bias), (to_states, losses)
+
+    start = (jnp.zeros((), jnp.float32), empty, empty_bias)
+    (total, kernel, bias), (states, losses) = jax.lax.scan(add, start, _pieces((hidden, labels, weights), how))
+    to_head = jax.tree.map(lambda sums, leaf: sums.sum(0).astype(leaf.dtype), Head(kernel, bias), head)
+    return total, (_whole(states, hidden.shape[1]), to_head, _whole(losses, labels.shape[1]))
+
+
+def _backward(_how: _How, kept: Any, cotangent: Array) -> tuple[Any, Any, None, Any]:
+    states, head, losses = jax.tree.map(lambda grad: (grad * cotangent).astype(grad.dtype), kept)
+    return states, head, None, losses
+
+
+_summed.defvjp(_forward, _backward)
+
+
+def _logits(states: Array, head: Head, how: _How) -> tuple[Array, Array | None]:
+    """Logits [B, C, V] in float32, and their derivative by what they were before the cap; None without one."""
+    logits = jnp.einsum("bce,ev->bcv", states, head.kernel.astype(states.dtype), preferred_element_type=jnp.float32)
+    if head.bias is not None:
+        logits = logits + head.bias.astype(jnp.float32)
+    logits = logits * how.scale
+    if how.cap is None:
+        return logits, None
+    bent = jnp.tanh(logits / how.cap)
+    return bent * how.cap, 1 - jnp.square(bent)
+
+
+def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
+    """Each token's loss [B, C], and the logarithm that normalises its probabilities."""
+    log_norm = jax.nn.logsumexp(logits, axis=-1)
+    return log_norm - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0], log_norm
+
+
+def _pieces(arrays: tuple[Array, ...], how: _How) -> tuple[Array, ...]:
+    """Arrays [B, S, ...] as [pieces, B, C, ...], the last piece filled up with zeros, whose weights count nothing.
+
+    The cut is along the sequence, so that a batch that is split over devices stays where it is.
+    """
+
+    def cut(array: Array) -> Array:
+        pieces = -(-array.shape[1] // how.positions)
+        missing = pieces * how.positions - array.shape[1]
+        padded = jnp.pad(array, ((0, 0), (0, missing), *((0, 0),) * (array.ndim - 2)))
+        return jnp.moveaxis(padded.reshape(array.shape[0], pieces, how.positions, *array.shape[2:]), 1, 0)
+
+    return tuple(cut(array) for array in arrays)
+
+
+def _whole(pieces: Array, length: int) -> Array:
+    """Undoes `_pieces`: [pieces, B, C, ...] as [B, S, ...]."""
+    joined = jnp.moveaxis(pieces, 0, 1)
+    return joined.reshape(joined.shape[0], -1, *joined.shape[3:])[:, :length]

@@ -1,0 +1,246 @@
+"""The decoder behind the interface of every named model: abstract parameters, init, apply, generate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+
+from redco_cli.errors import ModelError
+from redco_cli.models.decoder import Decoder, Remat, abstract_params
+from redco_cli.models.decoder_attention import Kernel
+from redco_cli.models.decoder_choice import read_choice
+from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder_generate import generate
+from redco_cli.models.decoder_loss import cross_entropy, head_of
+from redco_cli.models.families_read import decoder_config
+from redco_cli.plugin.contract import Params
+
+_INPUTS = ("input_ids", "attention_mask", "position_ids", "segment_ids")
+
+
+@dataclass(frozen=True, eq=False)
+class DecoderModel:
+    """A decoder-only language model. Made by `build_decoder`.
+
+    Attributes:
+        config: the transformers config.
+        task: `causal_lm`.
+        where: the place in the recipe that asked for it.
+        module: the linen module; holds no parameters. `module.config` is the decoder's own config.
+        generation_config: the transformers generation config; None where none was saved.
+        abstract: the parameters as a nested dict of `jax.ShapeDtypeStruct`, float32.
+        frozen: empty: everything may be trained.
+    """
+
+    config: Any
+    task: str
+    where: str
+    module: Decoder = field(repr=False)
+    generation_config: Any = field(repr=False)
+    abstract: Params = field(repr=False)
+    frozen: tuple[str, ...] = ()
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """The decoder's own config."""
+        config: DecoderConfig = self.module.config
+        return config
+
+    def init(self, rng: Any) -> Params:
+        """Fresh float32 parameters from a key. Traceable: call it under `jit` to have them born sharded."""
+        return self.module.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
+
+    def __call__(self, params: Params, *inputs: Any, rng: Any = None, train: bool = False, **named: Any) -> Any:
+        """Logits [B, S, V], in the compute type.
+
+        Args:
+            params: as `init` returns them.
+            inputs: `input_ids` [B, S], `attention_mask` [B, S] with 1 for real tokens, `position_ids` [B, S] and
+                `segment_ids` [B, S] for rows that hold several texts; in this order, or by name in `named`.
+            rng: key for dropout.
+            train: whether dropout is active.
+
+        Raises:
+            ModelError: an unknown or missing input, one longer than the model's positions, or no key for dropout.
+        """
+        return self._apply(params, "__call__", inputs, named, rng, train)
+
+    def hidden(self, params: Params, *inputs: Any, rng: Any = None, train: bool = False, **named: Any) -> Any:
+        """What the head takes [B, S, E]; arguments are those of a call."""
+        return self._apply(params, "hidden", inputs, named, rng, train)
+
+    def next_token_loss(
+        self,
+        params: Params,
+        input_ids: Any,
+        labels: Any,
+        weights: Any = None,
+        *,
+        rng: Any = None,
+        train: bool = False,
+        piece: int = 4096,
+        groups: int = 1,
+        **named: Any,
+    ) -> tuple[Any, Any]:
+        """The weighted sum of the tokens' losses and the sum of their weights, without logits of the whole batch.
+
+        Args:
+            params: as `init` returns them.
+            input_ids: [B, S]; `named` are the other inputs of a call.
+            labels: the token that should follow each position [B, S]; -100 for none.
+            weights: of each token [B, S]; one each by default.
+            rng: key for dropout.
+            train: whether dropout is active.
+            piece: tokens whose logits exist at a time, over all devices.
+            groups: number of devices that the batch is split over.
+        """
+        hidden = self.hidden(params, input_ids, rng=rng, train=train, **named)
+        head = head_of(params, self.decoder)
+        return cross_entropy(hidden, head, labels, weights, config=self.decoder, piece=piece, groups=groups)
+
+    def decoder_inputs(self, labels: Any) -> Any:
+        """A decoder without an encoder reads the labels themselves.
+
+        Raises:
+            ModelError: always.
+        """
+        raise ModelError(self.where, "a causal_lm model has no decoder_inputs", "give it input_ids in loss_fn")
+
+    def generate(
+        self, params: Params, inputs: Any, attention_mask: Any = None, *, rng: Any = None, **settings: Any
+    ) -> Any:
+        """Generates token ids [B, N] by greedy search, sampling or beam search; N is `max_new_tokens`.
+
+        Compiled once for all calls with equal shapes and settings, also where the caller does not compile.
+
+        Args:
+            params: as `init` returns them.
+            inputs: prompt ids [B, P], padded on either side.
+            attention_mask: [B, P], 1 for real tokens; None for no padding. A row without real tokens gets padding only.
+            rng: key for sampling.
+            settings: fields of the recipe's `predict.generation`, and other settings of `GenerationConfig` that the
+                decoder follows; None leaves a setting to the model's generation config.
+
+        Returns:
+            The output alone, without the prompt, padded with the pad id (the end id when there is none) after the end.
+
+        Raises:
+            ModelError: a setting that is unknown, out of its range or not followed, prompts that are no [B, P] or have
+                no positions for their outputs, or no key for sampling.
+        """
+        shape = jnp.shape(inputs)
+        if len(shape) != 2 or 0 in shape:
+            raise ModelError(self.where, f"prompts have shape {list(shape)}", "give input_ids of shape [B, P]")
+        if attention_mask is not None and jnp.shape(attention_mask) != shape:
+            raise ModelError(
+                self.where,
+                f"attention_mask has shape {list(jnp.shape(attention_mask))}, but input_ids {list(shape)}",
+                "give them the same shape",
+            )
+        choice = read_choice(self._generation_config(), settings, prompt=shape[1], where=self.where)
+        self._check_length(shape[1] + choice.new)
+        self._check_rope(shape[1], choice.new)
+        if choice.sample and rng is None:
+            raise ModelError(
+                self.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it"
+            )
+        mask = jnp.ones(shape, bool) if attention_mask is None else attention_mask
+        key = rng if choice.sample else None
+        return generate(params, inputs, mask, key, module=self.module, choice=choice)
+
+    def _generation_config(self) -> Any:
+        """The saved generation config, or what the model's config implies."""
+        from transformers import GenerationConfig
+
+        return self.generation_config or GenerationConfig.from_model_config(self.config)
+
+    def _check_length(self, length: int) -> None:
+        limit = self.decoder.learned_positions
+        if limit and length > limit:
+            raise ModelError(
+                self.where,
+                f"input_ids has {length} tokens, but the model has positions for {limit}",
+                "make sequences shorter: data.max_length, predict.generation.max_new_tokens",
+            )
+
+    def _check_rope(self, prompt: int, new: int) -> None:
+        """Phi-3 reads the whole text again when it becomes longer than its short rotary positions are made for."""
+        for rope in self.decoder.ropes if self.decoder.family == "phi3" else ():
+            if rope.kind == "longrope" and prompt <= rope.positions < prompt + new - 1:
+                raise ModelError(
+                    self.where,
+                    f"phi3 changes its rotary positions (longrope) at {rope.positions} tokens, between a prompt of "
+                    f"{prompt} and an output of {new}",
+                    f"make outputs shorter: predict.generation.max_new_tokens: {rope.positions + 1 - prompt}",
+                )
+
+    def _apply(
+        self, params: Params, method: str, inputs: tuple[Any, ...], named: dict[str, Any], rng: Any, train: bool
+    ) -> Any:
+        given = self._bind(inputs, named)
+        config = self.decoder
+        dropout = train and any((config.embedding_dropout, config.attention_dropout, config.residual_dropout))
+        if dropout and rng is None:
+            raise ModelError(
+                self.where, "training this model needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
+            )
+        return self.module.clone(train=dropout).apply(
+            {"params": params},
+            given["input_ids"],
+            given.get("attention_mask"),
+            positions=given.get("position_ids"),
+            segment_ids=given.get("segment_ids"),
+            rngs={"dropout": rng} if dropout else {},
+            method=method,
+        )
+
+    def _bind(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+        unknown = sorted(set(named) - set(_INPUTS))
+        if unknown or len(inputs) > len(_INPUTS):
+            raise ModelError(
+                self.where,
+                f"the decoder takes no input {unknown[0]}" if unknown else "too many inputs are given",
+                f"its inputs are: {', '.join(_INPUTS)}",
+            )
+        given = {**dict(zip(_INPUTS, inputs, strict=False)), **named}
+        if given.get("input_ids") is None:
+            raise ModelError(self.where, "the decoder needs input_ids", f"its inputs are: {', '.join(_INPUTS)}")
+        if given.get("position_ids") is None:
+            self._check_length(jnp.shape(given["input_ids"])[-1])
+        return given
+
+
+def build_decoder(
+    config: Any,
+    *,
+    dtype: str,
+    generation_config: Any,
+    where: str,
+    place: Callable[[str], str] | None = None,
+    remat: Remat = "none",
+    kernel: Kernel = "plain",
+    unroll: int = 1,
+    layer_params: Callable[[Params], Params] | None = None,
+) -> DecoderModel:
+    """The decoder for a transformers config; allocates nothing.
+
+    Args:
+        config: of a type that `families.covers`.
+        dtype: compute type; parameters are float32.
+        generation_config: kept for generation.
+        where: the place in the recipe, for errors.
+        place: a setting's name to its place, for settings that are refused; `where` for all of them by default.
+        remat: what the backward pass recomputes.
+        kernel: which code computes attention.
+        unroll: how many layers the loop over layers has in its body.
+        layer_params: see `Decoder`.
+
+    Raises:
+        ModelError: the config's type is not covered, or a setting is not honoured.
+    """
+    own = decoder_config(config, where=place or (lambda _: where))
+    module = Decoder(own, dtype=jnp.dtype(dtype), remat=remat, kernel=kernel, unroll=unroll, layer_params=layer_params)
+    return DecoderModel(config, "causal_lm", where, module, generation_config, abstract_params(module))

@@ -1,0 +1,161 @@
+"""What attention knows besides queries, keys and values: who stands where, who sees whom, and what came before.
+
+Shapes: B batch, Q queries, K keys, H query heads, G key and value heads, D dims of a head, L layers, R kinds of rope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder_positions import alibi_bias, rotary_angles
+
+Array = Any
+_NO_WINDOW = _NEVER_SEEN = np.iinfo(np.int32).max
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Sight:
+    """What is the same for every layer.
+
+    Attributes:
+        queries: index of each query in its row [Q].
+        keys: index of each key [K].
+        mask: beyond the order of the row, which keys a query may see: bool, broadcasts to [B, 1, Q, K]; None for all.
+        bias: float32, broadcasts to [B, H, Q, K]; None for none.
+        cos: rotary cosines of each kind of rope [R, B, Q, P]; None without rotary positions.
+        sin: likewise.
+    """
+
+    queries: Array
+    keys: Array
+    mask: Array | None
+    bias: Array | None
+    cos: Array | None
+    sin: Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Layer:
+    """What tells one layer from another, an element each of arrays over the layers.
+
+    Attributes:
+        window: tokens that a token sees, itself included; more than the row is long for all.
+        rope: index of the kind of rope.
+        scale: of the attention scores.
+    """
+
+    window: Array
+    rope: Array
+    scale: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of earlier tokens.
+
+    Attributes:
+        keys: [B, G, K, D] per layer, stacked over layers outside of them.
+        values: likewise.
+        length: how many of K are filled: where the next token goes.
+    """
+
+    keys: Array
+    values: Array
+    length: Array
+
+    @property
+    def room(self) -> int:
+        """K. Where it is 0, queries see each other only."""
+        return int(self.keys.shape[-2])
+
+
+def empty_cache(config: DecoderConfig, batch: int, length: int, dtype: Any) -> Cache:
+    """A cache for `length` tokens in each of `batch` rows."""
+    shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
+    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
+
+
+def extended(cache: Cache, new: Cache) -> Cache:
+    """The cache with the next tokens in it.
+
+    Args:
+        cache: stacked over layers, with room for them.
+        new: their keys and values [L, B, G, Q, D].
+    """
+    start = (0, 0, 0, cache.length, 0)
+    keys = jax.lax.dynamic_update_slice(cache.keys, new.keys.astype(cache.keys.dtype), start)
+    values = jax.lax.dynamic_update_slice(cache.values, new.values.astype(cache.values.dtype), start)
+    return Cache(keys, values, cache.length + new.room)
+
+
+def token_positions(config: DecoderConfig, queries: Array, mask: Array | None) -> Array:
+    """Positions [1 or B, S] of the queries [S]."""
+    if config.positions_skip_padding and mask is not None:
+        counted = jnp.cumsum(mask, axis=1, dtype=jnp.int32) * mask - 1
+        return counted[:, queries]
+    return queries[None]
+
+
+def layer_traits(config: DecoderConfig) -> Layer:
+    """What tells the layers apart, as arrays [L]."""
+    windows = [_NO_WINDOW if window is None else window for window in config.windows]
+    ropes = [len(config.ropes) if rope is None else rope for rope in config.layer_ropes or [0] * config.layers]
+    scales = config.layer_scales or [1.0] * config.layers
+    return Layer(jnp.asarray(windows, jnp.int32), jnp.asarray(ropes, jnp.int32), jnp.asarray(scales, jnp.float32))
+
+
+def make_sight(
+    config: DecoderConfig,
+    queries: Array,
+    positions: Array,
+    attention_mask: Array | None,
+    segment_ids: Array | None,
+    cache: Cache | None,
+) -> Sight:
+    """What is the same for every layer, from the inputs.
+
+    Args:
+        config: the decoder's.
+        queries: index of each query in its row [Q]. The keys are those of the cache, and then the same tokens.
+        positions: of the queries [1 or B, Q].
+        attention_mask: which tokens of a row are real, up to the last query or the room of the cache; None for all.
+        segment_ids: of queries and keys, which are then the same tokens [B, Q]; None for one text in a row.
+        cache: what was before; None for nothing.
+    """
+    keys = slots = queries
+    seen = bias = None
+    if cache is not None and cache.room:
+        before = jnp.arange(cache.room, dtype=jnp.int32)
+        slots = jnp.concatenate([before, queries])
+        keys = jnp.concatenate([jnp.where(before < cache.length, before, _NEVER_SEEN), queries])
+    if attention_mask is not None:
+        seen = _at(attention_mask, slots, queries)[:, None, None, :].astype(bool)
+    if segment_ids is not None:
+        same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+        seen = same if seen is None else seen & same
+    if config.alibi:
+        counted = None if attention_mask is None else (jnp.cumsum(attention_mask, axis=1) - 1) * attention_mask
+        standing = slots[None] if counted is None else _at(counted, slots, queries)
+        bias = alibi_bias(standing, config.heads, rounded=config.alibi_rounded)
+        bias = bias * config.attention_scale if config.alibi_rounded else bias
+    if not config.ropes:
+        return Sight(queries, keys, seen, bias, None, None)
+    angles = [rotary_angles(rope, positions) for rope in config.ropes]
+    if None in config.layer_ropes:
+        angles.append((jnp.ones_like(angles[0][0]), jnp.zeros_like(angles[0][1])))
+    cos, sin = (jnp.stack(kinds) for kinds in zip(*angles, strict=True))
+    return Sight(queries, keys, seen, bias, cos, sin)
+
+
+def _at(array: Array, slots: Array, queries: Array) -> Array:
+    """Columns of [B, S]; where the slots are the queries, which are all of them, it stays as it is."""
+    return array if slots is queries else array[:, slots]

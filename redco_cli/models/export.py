@@ -1,0 +1,162 @@
+"""A trained model as a directory that transformers and vLLM load, proved by loading it again.
+
+It is made beside its place and moved there when it is whole and has given the same logits: what is at its place is
+never half a model.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict
+from jax.experimental import multihost_utils
+
+from redco_cli.errors import ModelError, StorageError
+from redco_cli.models.checkpoints import open_checkpoint, some
+from redco_cli.models.export_check import difference_of
+from redco_cli.models.export_files import write_config, write_generation_config, write_tokenizer, write_weights
+from redco_cli.models.export_tensors import Model, Tensor, tensors_of
+from redco_cli.plugin.contract import Params
+from redco_cli.runtime.disk import check_directory
+
+_OTHER_PLACE = "choose another directory"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        directory: where.
+        files: in it, sorted.
+        nbytes: of the tensors.
+        difference: the largest between logits of the model and of what was loaded from `directory`, both with
+            parameters rounded to the type that was written.
+    """
+
+    directory: Path
+    files: tuple[Path, ...]
+    nbytes: int
+    difference: float
+
+
+def export_model(
+    model: Model,
+    params: Params,
+    directory: Path,
+    *,
+    source: Path | None = None,
+    tokenizer: Any = None,
+    dtype: str | None = None,
+) -> Exported:
+    """Writes a model as PyTorch's transformers would, in safetensors, and compares it with what is loaded from there.
+
+    Parameters may be split over the devices of several processes: all of them call this, the first one writes, and
+    all read what it wrote. Each tensor passes through the host alone; to compare logits, a second set of parameters is
+    loaded beside `params`, split like it.
+
+    Args:
+        model: what `resolve_model` returned.
+        params: its parameters.
+        directory: a new or empty one.
+        source: the directory of the checkpoint that training began with. Tensors are written in the type they have
+            there (else in float32); the generation config and, without `tokenizer`, the tokenizer are copied from it.
+        tokenizer: a tokenizer or processor to save; None for the one in `source`, if any.
+        dtype: `float32`, `bfloat16` or `float16` for all tensors.
+
+    Raises:
+        StorageError: the directory is not empty, or cannot be written.
+        ModelError: the parameters are not those of the model, or not finite in this type, or loading gives another
+            model.
+    """
+    directory = directory.absolute()
+    stored = None if source is None else open_checkpoint(source)
+    _check_params(model, params, directory)
+    tensors = tensors_of(model, params, stored, dtype)
+    partial = directory.parent / f".{directory.name}.partial"
+    writing = jax.process_index() == 0
+    _together(_prepare(directory, partial, tensors) if writing else None, directory)
+    try:
+        failure = write_weights(tensors, partial if writing else None)
+        if writing and failure is None:
+            failure = _write_rest(model, tensors, partial, source, tokenizer)
+        _together(failure, directory)
+        difference = difference_of(model, params, tensors, partial)
+        _together(_move(partial, directory) if writing else None, directory)
+    finally:
+        if writing:
+            shutil.rmtree(partial, ignore_errors=True)
+    files = tuple(sorted(file for file in directory.rglob("*") if file.is_file()))
+    return Exported(directory, files, sum(tensor.nbytes for tensor in tensors), difference)
+
+
+def _check_params(model: Model, params: Params, directory: Path) -> None:
+    wanted = {path: leaf.shape for path, leaf in flatten_dict(model.abstract, sep="/").items()}
+    given = {path: leaf.shape for path, leaf in flatten_dict(params, sep="/").items()}
+    wrong = [path for path in sorted(wanted.keys() | given.keys()) if wanted.get(path) != given.get(path)]
+    if wrong:
+        raise ModelError(
+            str(directory),
+            f"{len(wrong)} parameters are not those of the model: {some(wrong)}",
+            "export the parameters of this model, with adapters merged into them",
+        )
+
+
+def _prepare(directory: Path, partial: Path, tensors: list[Tensor]) -> Exception | None:
+    """Makes the directory that is written to; returns why that cannot be."""
+    try:
+        check_directory(directory, str(directory), _OTHER_PLACE)
+        if directory.is_dir() and any(directory.iterdir()):
+            return StorageError(str(directory), "the directory is not empty", _OTHER_PLACE)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
+        partial.mkdir()
+        needed, free = sum(tensor.nbytes for tensor in tensors), shutil.disk_usage(partial).free
+        if needed > free:
+            partial.rmdir()
+            problem = f"{needed / 1e9:.1f} GB are needed, and {free / 1e9:.1f} GB are free"
+            return StorageError(str(directory), problem, "free some space, or choose another directory")
+    except (StorageError, OSError) as error:
+        return error
+    return None
+
+
+def _write_rest(
+    model: Model, tensors: list[Tensor], partial: Path, source: Path | None, tokenizer: Any
+) -> OSError | None:
+    try:
+        write_config(model, tensors, partial)
+        write_generation_config(model, source, partial)
+        write_tokenizer(tokenizer, source, partial)
+    except OSError as error:
+        return error
+    return None
+
+
+def _move(partial: Path, directory: Path) -> OSError | None:
+    try:
+        partial.rename(directory)
+    except OSError as error:
+        return error
+    return None
+
+
+def _together(failure: Exception | None, directory: Path) -> None:
+    """Ends every process when the one that writes could not.
+
+    Raises:
+        StorageError: it could not.
+    """
+    failed = failure is not None
+    if jax.process_count() > 1:
+        failed = bool(np.any(multihost_utils.process_allgather(np.asarray(failed))))
+    if isinstance(failure, StorageError):
+        raise failure
+    if failed:
+        reason = f": {getattr(failure, 'strerror', None) or failure}" if failure is not None else " by process 0"
+        raise StorageError(str(directory), f"cannot be written{reason}", _OTHER_PLACE) from failure

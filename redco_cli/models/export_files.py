@@ -1,0 +1,143 @@
+"""The files of an exported model: weights written tensor by tensor, and what transformers and vLLM read beside them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from redco_cli.models.byte_tokenizer import ByteTokenizer
+from redco_cli.models.checkpoints import DTYPES, INDEX, SAFETENSORS, Array
+from redco_cli.models.decoder_model import DecoderModel
+from redco_cli.models.export_byte_tokenizer import save_byte_tokenizer
+from redco_cli.models.export_tensors import Model, Tensor, usual_dtype
+from redco_cli.models.tasks import GENERATING, flax_class_names
+
+SHARD_BYTES = 5 * 10**9
+"""The most bytes of tensors in one file, where a tensor is not larger."""
+_CODES = {numpy: code for code, numpy in DTYPES.items()}
+_TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.spm",
+    "normalizer.json",
+    "*preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.*",
+)
+"""What a saved tokenizer or processor consists of; `additional_chat_templates` is a directory."""
+_TEMPLATES = "additional_chat_templates"
+
+
+def write_weights(tensors: Sequence[Tensor], directory: Path | None) -> OSError | None:
+    """Writes tensors as they are fetched.
+
+    Args:
+        tensors: with names of their own.
+        directory: an empty one; None for a process that only takes part in fetching.
+
+    Returns:
+        Why it could not be written; all tensors have been fetched all the same, so that no process waits for this one.
+    """
+    failure = None
+    files = _files(tensors)
+    for name, members in files.items():
+        fetched = (tensor.fetch() for tensor in members)
+        try:
+            if directory is not None and failure is None:
+                _write_file(directory / name, members, fetched)
+        except OSError as error:
+            failure = error
+        for _ in fetched:  # what could not be written
+            pass
+    if directory is not None and failure is None and len(files) > 1:
+        index = {
+            "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors)},
+            "weight_map": {tensor.name: name for name, members in files.items() for tensor in members},
+        }
+        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return failure
+
+
+def _files(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+    """The name of each file, and what is in it."""
+    shards: list[list[Tensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    if len(shards) == 1:
+        return {SAFETENSORS: shards[0]}
+    return {f"model-{number:05d}-of-{len(shards):05d}.safetensors": one for number, one in enumerate(shards, start=1)}
+
+
+def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array]) -> None:
+    """One safetensors file: the size of the header, the header, and the tensors one after another."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + tensor.nbytes
+        header[tensor.name] = {
+            "dtype": _CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8 bytes
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in values:
+            file.write(array.reshape(-1).view(np.uint8).data)
+
+
+def write_config(model: Model, tensors: Sequence[Tensor], directory: Path) -> None:
+    """`config.json`, with the class that PyTorch loads it into and the type of the weights."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = copy.deepcopy(model.config)
+    if isinstance(model, DecoderModel):
+        architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+    else:
+        architecture = flax_class_names(config.model_type)[model.task].removeprefix("Flax")
+    config.architectures = [architecture]
+    config.dtype = usual_dtype(tensors)
+    config.to_json_file(directory / "config.json")
+
+
+def write_generation_config(model: Model, source: Path | None, directory: Path) -> None:
+    """`generation_config.json` of a model that generates: that of `source` where it has one."""
+    from transformers import GenerationConfig
+
+    name = "generation_config.json"
+    if model.task not in GENERATING:
+        return
+    if source is not None and (source / name).is_file():
+        shutil.copyfile(source / name, directory / name)
+    else:
+        config = model.generation_config or GenerationConfig.from_model_config(model.config)
+        config.to_json_file(directory / name)
+
+
+def write_tokenizer(tokenizer: Any, source: Path | None, directory: Path) -> None:
+    """The files of a tokenizer or processor: those in `source`, or what `tokenizer` itself saves."""
+    if isinstance(tokenizer, ByteTokenizer):
+        save_byte_tokenizer(directory)
+    elif tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+    elif source is not None:
+        for file in {file for pattern in _TOKENIZER for file in source.glob(pattern) if file.is_file()}:
+            shutil.copyfile(file, directory / file.name)
+        if (source / _TEMPLATES).is_dir():
+            shutil.copytree(source / _TEMPLATES, directory / _TEMPLATES)

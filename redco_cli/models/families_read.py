@@ -1,0 +1,57 @@
+"""From a Hugging Face config to a decoder's, for every family that the decoder covers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from redco_cli.errors import ModelError
+from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder_layers import ACTIVATIONS
+from redco_cli.models.families_classic import CLASSIC
+from redco_cli.models.families_configs import LLAMA_LINEAGE
+from redco_cli.models.families_settings import Settings
+
+_READERS = {**LLAMA_LINEAGE, **CLASSIC}
+FAMILIES = tuple(sorted(_READERS))
+"""The Hugging Face model types that are covered."""
+_NEVER = {
+    "quantization_config": "quantised weights are not read",
+    "pruned_heads": "heads are not pruned",
+    "is_encoder_decoder": "it has no encoder",
+    "add_cross_attention": "it has no encoder to look at",
+    "clip_qkv": "queries, keys and values are not clipped",
+}
+
+
+def covers(model_type: str) -> bool:
+    """Whether models of a Hugging Face type can be run by the decoder."""
+    return model_type in _READERS
+
+
+def decoder_config(hf_config: Any, *, where: Callable[[str], str]) -> DecoderConfig:
+    """Reads a transformers config.
+
+    Args:
+        hf_config: of a type that is covered.
+        where: a setting's name to its place, for errors.
+
+    Raises:
+        ModelError: the type is not covered, or a setting is not honoured or makes no sense.
+    """
+    family = hf_config.model_type
+    if not covers(family):
+        raise ModelError(
+            where("model_type"), f"{family} is not covered by the decoder", f"it covers: {', '.join(FAMILIES)}"
+        )
+    settings, reader = Settings(hf_config, where), _READERS[family]
+    for key, reason in _NEVER.items():
+        if settings(key):
+            settings.refuse(key, f"{key} is set, but {reason}")
+    options = reader.read(settings)
+    settings.finish(reader.irrelevant)
+    if options["activation"] not in ACTIVATIONS:
+        settings.refuse(
+            "hidden_act", f"there is no activation {options['activation']!r}", f"choose from: {', '.join(ACTIVATIONS)}"
+        )
+    return DecoderConfig(**options)
