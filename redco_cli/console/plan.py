@@ -1,0 +1,294 @@
+"""How a model is split over devices, drawn: parameters, memory, traffic, and whether it fits.
+
+On a terminal the parameters are a tree and sizes have bars; elsewhere each group of parameters is one line with its
+whole path, and numbers stand in columns.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from redco_cli.console.numbers import duration
+from redco_cli.console.screen import Piece, say, stdout, warn
+
+Document = Mapping[str, Any]
+
+TIMES = "\N{MULTIPLICATION SIGN}"
+_SPLIT_STYLES = {
+    "replicated": "dim",
+    "data": "",
+    "fsdp": "green",
+    "columns": "cyan",
+    "rows": "yellow",
+    "vocabulary": "magenta",
+    "experts": "red",
+}
+KINDS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "activations": "activations",
+    "logits": "logits",
+    "batch": "batch",
+    "gathered": "gathered weights",
+}
+_BAR = 30  # cells
+_LEAST_ROOM = 20  # of a column that breaks its lines
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+class _Line(NamedTuple):
+    """A row of the tree: a level of the paths, and the group that ends there."""
+
+    label: str
+    group: Document | None
+
+
+def format_bytes(count: float) -> str:
+    """An amount of memory with three digits.
+
+    >>> format_bytes(0), format_bytes(1023), format_bytes(1_643_000_000), format_bytes(2**35), format_bytes(2**20 - 1)
+    ('0 B', '1023 B', '1.53 GiB', '32 GiB', '1 MiB')
+    """
+    units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while abs(count) >= 1023.5 and len(units) > 1:
+        count /= 1024
+        units.pop(0)
+    return f"{count:.0f} {units[0]}" if abs(count) >= 100 else f"{count:.3g} {units[0]}"
+
+
+def show_plan(document: Document, console: Console | None = None) -> None:
+    """A whole report.
+
+    Args:
+        document: what `as_json` of a report returns.
+        console: where to; default: stdout.
+    """
+    console = console or stdout()
+    for line in _heading(document):
+        say(console, *line)
+    say(console)
+    _parameters(document, console)
+    _memory(document, console)
+    _collectives(document, console)
+    _runners_up(document, console)
+    for warning in document["warnings"]:
+        warn(warning, console)
+    say(console, *_verdict(document))
+
+
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """A mesh as it is written on the command line.
+
+    >>> mesh_text({"data": 1, "fsdp": 4, "tensor": 2})
+    'data=1,fsdp=4,tensor=2'
+    """
+    return ",".join(f"{axis}={size}" for axis, size in mesh.items())
+
+
+def sizes_text(group: Document) -> str:
+    """The sizes of the dims of a group, each with the parts it is cut into, as `9216/8` by `36864`."""
+    cut = [
+        f"{size}/{parts}" if parts > 1 else str(size)
+        for size, parts in zip(group["shape"], group["parts"], strict=True)
+    ]
+    if group["layers"]:
+        cut[0] = f"{cut[0]} layers"
+    return f" {TIMES} ".join(cut) or "one number"
+
+
+def spec_text(spec: Sequence[Sequence[str]]) -> str:
+    """For each dim the mesh axes that it is split over.
+
+    >>> spec_text([[], ["tensor"]]), spec_text([["fsdp", "tensor"], []])
+    ('[-, tensor]', '[fsdp+tensor, -]')
+    """
+    return f"[{', '.join('+'.join(axes) or '-' for axes in spec)}]"
+
+
+def _heading(document: Document) -> Iterator[list[Piece]]:
+    chosen, devices = document["chosen"], document["devices"]
+    plural = "" if devices == 1 else "s"
+    parameters = f": {document['parameters']:,} parameters, {format_bytes(document['bytes'])}"
+    yield [(document["model"], "bold"), f"{parameters}, on {devices} device{plural}"]
+    yield [("mesh: ", "dim"), (mesh_text(chosen["mesh"]), "bold"), f" ({chosen['reason']})" if chosen["reason"] else ""]
+    length = "" if document["seq_length"] is None else f" of {document['seq_length']} tokens"
+    examples = f"{document['global_batch_size']} examples{length}, {chosen['micro_batch_size']} at once"
+    yield [("step: ", "dim"), f"{examples}, remat {chosen['remat']}"]
+
+
+def _parameters(document: Document, console: Console) -> None:
+    heads = ["parameters", "count", "size", "split over", "per device", "why"]
+    right = [False, True, False, False, True, False]
+    rows, styles = [], []
+    is_tree = console.is_terminal and _draws_signs(console)
+    for line in _tree(document["groups"]) if is_tree else _paths(document["groups"]):
+        group = line.group
+        if group is None:
+            rows.append([line.label, "", "", "", "", ""])
+            styles.append("bold")
+            continue
+        share = format_bytes(group["bytes_per_device"])
+        rows.append(
+            [line.label, str(group["count"]), sizes_text(group), spec_text(group["spec"]), share, group["reason"]]
+        )
+        styles.append(_SPLIT_STYLES[group["split"]])
+    _columns(heads, rows, right, console, styles)
+
+
+def _paths(groups: Sequence[Document]) -> Iterator[_Line]:
+    for group in groups:
+        yield _Line(group["path"], group)
+
+
+def _tree(groups: Sequence[Document]) -> Iterator[_Line]:
+    """The levels of the paths, a level with a single one below it joined to it."""
+    tree: dict[str, Any] = {}
+    for group in groups:
+        level = tree
+        *above, last = group["path"].split("/")
+        for piece in above:
+            level = level.setdefault(f"{piece}/", {})
+        level[last] = group
+    yield from _branches(tree, "")
+
+
+def _branches(tree: Mapping[str, Any], guides: str) -> Iterator[_Line]:
+    for index, (name, below) in enumerate(tree.items()):
+        is_last = index == len(tree) - 1
+        while name.endswith("/") and len(below) == 1:
+            ((inner, below),) = below.items()
+            name += inner
+        branch, beyond = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
+        if name.endswith("/"):
+            yield _Line(guides + branch + name, None)
+            yield from _branches(below, guides + beyond)
+        else:
+            yield _Line(guides + branch + name, below)
+
+
+def _memory(document: Document, console: Console) -> None:
+    memory, limit = document["memory"], document["device_memory"]
+    total = sum(memory.values())
+    full = max(total, limit or 0)
+    rows = [[KINDS[kind], format_bytes(size), _bar(size, full, console)] for kind, size in memory.items()]
+    rows.append(["together", format_bytes(total), _bar(total, full, console)])
+    if limit is not None:
+        rows.append(["one device has", format_bytes(limit), _bar(limit, full, console)])
+    styles = [""] * len(memory) + ["bold", "dim"]
+    _columns(["memory on one device", "bytes", ""], rows, [False, True, False], console, styles)
+
+
+def _bar(size: float, full: float, console: Console) -> str:
+    """A bar of `size`, as long as `_BAR` cells for `full`."""
+    cells = _BAR * size / full if full else 0.0
+    if not console.is_terminal or not _draws_signs(console):
+        return "#" * round(cells)
+    eighths = max(round(8 * cells), 1 if size else 0)  # the smallest amount is still seen
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _collectives(document: Document, console: Console) -> None:
+    compiled, predicted = document["compiled"], document["collectives"]
+    heads = ["collectives in a step", "over", "count", "bytes on one device", "what"]
+    right = [False, False, True, True, False]
+    if predicted:
+        rows = [[c["kind"], c["axis"], str(c["count"]), format_bytes(c["bytes"]), c["what"]] for c in predicted]
+        rows.append(["together", "", "", format_bytes(sum(c["bytes"] for c in predicted)), ""])
+        _columns(heads, rows, right, console, [""] * len(predicted) + ["bold"])
+    elif compiled is None:
+        say(console, "collectives in a step: none")
+        say(console)
+    if compiled is None:
+        return
+    before, after = _by_kind(predicted), _by_kind(compiled["collectives"])
+    rows = [
+        [kind, axis, format_bytes(before.get((kind, axis), 0)), format_bytes(after.get((kind, axis), 0))]
+        for kind, axis in {**before, **after}
+    ]
+    rows.append(["together", "", format_bytes(sum(before.values())), format_bytes(sum(after.values()))])
+    if compiled["memory"] is not None:
+        needed = format_bytes(sum(document["memory"].values()))
+        rows.append(["memory", "", needed, format_bytes(compiled["memory"])])
+    title = f"compiled in {duration(compiled['seconds'])}"
+    _columns([title, "over", "predicted", "compiled"], rows, [False, False, True, True], console)
+
+
+def _by_kind(collectives: Sequence[Document]) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for one in collectives:
+        key = one["kind"], one["axis"]
+        found[key] = found.get(key, 0) + one["bytes"]
+    return found
+
+
+def _runners_up(document: Document, console: Console) -> None:
+    if not document["runners_up"]:
+        return
+    heads = ["mesh", "remat", "at once", "memory", "traffic", "why"]
+    rows = [
+        [
+            mesh_text(choice["mesh"]),
+            choice["remat"],
+            str(choice["micro_batch_size"]),
+            format_bytes(choice["memory"]),
+            format_bytes(choice["traffic"]),
+            choice["reason"],
+        ]
+        for choice in (document["chosen"], *document["runners_up"])
+    ]
+    rows[0][0] += " (chosen)"
+    styles = ["green"] + [""] * len(document["runners_up"])
+    _columns(heads, rows, [False, False, True, True, True, False], console, styles)
+
+
+def _verdict(document: Document) -> list[Piece]:
+    needed, limit = format_bytes(sum(document["memory"].values())), document["device_memory"]
+    if limit is None:
+        return [("needs: ", "bold"), f"{needed} per device; say how much one has, such as --device-memory 80GiB"]
+    amounts = f"{needed} of {format_bytes(limit)} per device"
+    if document["fits"]:
+        return [("fits: ", "bold green"), amounts]
+    change = f"; change {' or '.join(document['remedies'])}" if document["remedies"] else ""
+    return [("does not fit: ", "bold red"), f"{amounts}{change}"]
+
+
+def _columns(
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[bool],
+    console: Console,
+    styles: Sequence[str] | None = None,
+) -> None:
+    """Rows below their heads, and an empty line. Where a terminal has no room for the last column, it gets notes."""
+    widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
+    used = sum(widths[:-1]) + 2 * (len(widths) - 1)
+    room = max(console.width - used, 0) if console.is_terminal else widths[-1]
+    notes: dict[str, str] = {}
+    if min(widths[-1], _LEAST_ROOM) > room:
+        notes = {text: str(number) for number, text in enumerate(dict.fromkeys(row[-1] for row in rows if row[-1]), 1)}
+        rows = [[*row[:-1], notes.get(row[-1], "")] for row in rows]
+        widths[-1] = room = max(map(len, (heads[-1], *notes.values())))
+    for index, row in enumerate((heads, *rows)):
+        first, *more = [row[-1]] if len(row[-1]) <= room else textwrap.wrap(row[-1], room) or [""]
+        aligned = (f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip((*row[:-1], first), widths, right, strict=True))
+        lines = ["  ".join(aligned).rstrip(), *(" " * used + line for line in more)]
+        style = "bold" if index == 0 else styles[index - 1] if styles else ""
+        say(console, (_cell("\n".join(lines), console), style))
+        if index == 0 and console.is_terminal:
+            say(console, (("─" if _draws_signs(console) else "-") * (used + min(widths[-1], room)), "dim"))
+    for text, number in notes.items():
+        say(console, (f"{number:>3}  {_cell(text, console)}", "dim"))
+    say(console)
+
+
+def _cell(text: str, console: Console) -> str:
+    return text if _draws_signs(console) else text.replace(TIMES, "x")
+
+
+def _draws_signs(console: Console) -> bool:
+    return console.encoding.lower().startswith("utf")

@@ -1,0 +1,100 @@
+"""Lays a job out over the devices at hand: as its recipe says, and what that leaves open as their memory needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from redco_cli.console import note, warn
+from redco_cli.job import Job, prepare, stages_of
+from redco_cli.placement import Placement, place, read_loss
+from redco_cli.planning.options import Devices, Option, options
+from redco_cli.planning.units import format_bytes
+from redco_cli.planning.workload import job_workload
+from redco_cli.runtime.mesh import make_mesh
+from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR
+from redco_cli.sharding.reading import Reading, unread
+
+
+def arranged(job: Job) -> tuple[Job, Placement]:
+    """A job to train, on its devices.
+
+    Where devices say how much memory they have, `mesh: auto`, `train.remat: auto` and `train.micro_batch_size: auto`
+    become what fits and takes least time. Others, such as CPUs, each hold everything and share the batch.
+
+    Returns:
+        The job, with what was chosen in its recipe, and where everything lives.
+
+    Raises:
+        RedcoError: the mesh fits neither the devices nor the model.
+    """
+    memory = memory_of_a_device()
+    if memory is None:
+        return job, placed(job, read_loss)
+    section = job.recipe.mesh
+    sizes = None if section == "auto" else section.model_dump()
+    best = options(job_workload(job), Devices(_count(sizes), jax.process_count(), memory), sizes)[0][0]
+    _tell(job, best, memory)
+    mesh = make_mesh(best.plan.mesh, job.where)
+    return _with_choices(job, best), Placement(mesh, best.plan, best.again)
+
+
+def placed(job: Job, read: Callable[[Job], Reading]) -> Placement:
+    """A job on the mesh of its recipe; `auto` shares the batch among all devices.
+
+    Args:
+        job: the job.
+        read: its program, which is looked at only where it decides something.
+
+    Raises:
+        RedcoError: the mesh fits neither the devices nor the model.
+    """
+    section = job.recipe.mesh
+    given = {DATA: len(jax.devices())} if section == "auto" else section.model_dump()
+    sizes = {axis: given.get(axis, 1) for axis in AXES}
+    splits = sizes[FSDP] * sizes[TENSOR] > 1
+    return place(job, read(job) if splits else unread(job.model.abstract), sizes)
+
+
+def memory_of_a_device() -> int | None:
+    """Bytes of a device of this machine; None where it does not say, as a CPU."""
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    return None if limit is None else int(limit)
+
+
+def _count(sizes: Mapping[str, int] | None) -> int:
+    if sizes is None:
+        return len(jax.devices())
+    count = 1
+    for size in sizes.values():
+        count *= size
+    return count
+
+
+def _tell(job: Job, best: Option, memory: int) -> None:
+    mesh = " x ".join(f"{axis} {size}" for axis, size in best.plan.mesh.items() if size > 1) or "one device"
+    needs = f"{format_bytes(best.memory.total)} of {format_bytes(memory)} per device"
+    note(f"{mesh}, {best.micro_batch_size} examples at once, remat {best.workload.remat}: {needs} by plan")
+    if not best.fits(memory):
+        warn(f"by plan it does not fit; redco inspect-sharding {job.loaded.path} shows what to change")
+    for warning in best.plan.warnings:
+        warn(warning)
+
+
+def _with_choices(job: Job, best: Option) -> Job:
+    """The job with remat and micro-batch size as chosen, where its recipe left them open."""
+    train = job.recipe.train
+    chosen: dict[str, Any] = {}
+    if train.micro_batch_size == "auto" and best.micro_batch_size != train.global_batch_size:
+        chosen["micro_batch_size"] = best.micro_batch_size
+    if train.remat == "auto" and best.workload.remat == "full":
+        chosen["remat"] = "full"
+    if not chosen:
+        return job
+    recipe = job.recipe.model_copy(update={"train": train.model_copy(update=chosen)})
+    origins = {**job.loaded.origins, **{f"train.{key}": "chosen for the memory of the devices" for key in chosen}}
+    loaded = replace(job.loaded, recipe=recipe, origins=origins)
+    return prepare(loaded, stages=stages_of(recipe)) if "remat" in chosen else replace(job, loaded=loaded)

@@ -1,0 +1,161 @@
+"""`redco inspect-sharding`: how a model would be split over devices that need not be there, and whether it fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import jax
+
+from redco_cli.errors import DeviceError
+from redco_cli.planning.choice import memory_of_a_device
+from redco_cli.planning.compiled import compile_step
+from redco_cli.planning.options import Devices, Option, options
+from redco_cli.planning.report import Choice, Memory, Report, build_report
+from redco_cli.planning.units import format_bytes
+from redco_cli.planning.workload import Workload, find_workload
+from redco_cli.sharding.guards import checked_sizes
+from redco_cli.sharding.memory import StepMemory
+
+DEVICES_OF_A_HOST = 8
+RUNNERS_UP = 3
+
+
+def inspect(
+    target: str,
+    *,
+    devices: int | None = None,
+    hosts: int | None = None,
+    mesh: Mapping[str, int] | None = None,
+    device_memory: int | None = None,
+    batch_size: int | None = None,
+    seq_length: int | None = None,
+    compile_it: bool = False,
+) -> Report:
+    """Plans a train step. Nothing is allocated, and no device is needed.
+
+    Args:
+        target: a recipe, a run, a directory with a model's config, the config itself, a preset, or a hub id.
+        devices: how many; default: those of the mesh, or of this machine.
+        hosts: how many; default: one for eight devices.
+        mesh: sizes of the axes; default: the recipe's, or the best.
+        device_memory: bytes of one device; default: what the devices of this machine say.
+        batch_size: examples in a step; default: the recipe's, or 64.
+        seq_length: tokens in an example of a model.
+        compile_it: also compile the step.
+
+    Raises:
+        RedcoError: there is no such model, or the mesh does not fit it or the devices.
+    """
+    workload = find_workload(target, batch_size=batch_size, seq_length=seq_length)
+    sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", "--mesh"))
+    wanted = None if sizes is None else math.prod(sizes.values())
+    count = devices or wanted or jax.device_count()
+    if sizes is not None and wanted != count:
+        asked = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
+        place = "--mesh" if mesh is not None else workload.where("mesh")
+        raise DeviceError(place, f"{asked} takes {wanted} devices, but there are {count}", "change one of them")
+    hosts = _hosts(count) if hosts is None else hosts
+    if count % hosts:
+        problem = f"{count} devices cannot stand evenly in {hosts} hosts"
+        raise DeviceError("--hosts", problem, f"take a divisor of {count}")
+    machine = Devices(count, hosts, device_memory or memory_of_a_device(), compile_it)
+    ways, _ = options(workload, machine, sizes)
+    best = ways[0]
+    fits = best.fits(machine.memory)
+    return build_report(
+        best.plan,
+        model=workload.name,
+        chosen=_choice(best, _why(best, ways, machine, mesh, workload)),
+        memory=_memory(best.memory),
+        global_batch_size=workload.global_batch_size,
+        seq_length=workload.seq_length,
+        device_memory=machine.memory,
+        runners_up=[_choice(way, _compared(way, best, machine)) for way in ways[1 : RUNNERS_UP + 1]],
+        remedies=() if fits else _remedies(workload, best, machine),
+        compiled=compile_step(best) if compile_it else None,
+    )
+
+
+def _hosts(count: int) -> int:
+    """As few as hold so many devices, each the same number."""
+    return next(hosts for hosts in range(-(-count // DEVICES_OF_A_HOST), count + 1) if count % hosts == 0)
+
+
+def _memory(found: StepMemory) -> Memory:
+    return Memory(
+        parameters=found.parameters,
+        gradients=found.gradients,
+        optimizer=found.optimizer + found.copies,
+        activations=found.activations,
+        logits=found.logits,
+        batch=found.batch,
+        gathered=found.gathered,
+    )
+
+
+def _choice(way: Option, reason: str) -> Choice:
+    return Choice(
+        mesh=way.plan.mesh,
+        remat=way.workload.remat,
+        micro_batch_size=way.micro_batch_size,
+        memory=way.memory.total,
+        traffic=way.slow + way.fast,
+        reason=reason,
+    )
+
+
+def _why(
+    best: Option, ways: Sequence[Option], machine: Devices, mesh: Mapping[str, int] | None, workload: Workload
+) -> str:
+    moved = f"moves {format_bytes(best.slow)} between hosts and {format_bytes(best.fast)} within one in a step"
+    again = ", gathering parameters again in the backward pass" if best.again else ""
+    if mesh is not None or workload.mesh is not None:
+        return f"given; {moved}{again}"
+    if not best.fits(machine.memory):
+        return f"nothing fits; it needs least{again}"
+    fitting = sum(way.fits(machine.memory) for way in ways)
+    if fitting == 1:
+        return f"the only way{'' if machine.memory is None else ' that fits'}; {moved}{again}"
+    of_those = f"the {fitting} ways that fit" if machine.memory is not None else f"{fitting} ways"
+    return f"least estimated time of {of_those}: {moved}{again}"
+
+
+def _compared(way: Option, best: Option, machine: Devices) -> str:
+    if not way.fits(machine.memory):
+        return "does not fit"
+    moved = f"{format_bytes(way.slow)} between hosts, {format_bytes(way.fast)} within"
+    return f"estimated {way.seconds / best.seconds:.2f} times as long: {moved}"
+
+
+def _remedies(workload: Workload, best: Option, machine: Devices) -> list[str]:
+    """What would make it fit, with what it would need then."""
+    found = []
+    assert machine.memory is not None
+    if workload.micro_batch_size is not None:
+        way = _least(replace(workload, micro_batch_size=None), machine, best.plan.mesh)
+        if way is not None and way.memory.total < best.memory.total:
+            needs = format_bytes(way.memory.total)
+            found.append(f"train.micro_batch_size: {way.micro_batch_size} needs {needs}")
+    for factor in (2, 4, 8, 16):
+        more = replace(machine, count=machine.count * factor, hosts=machine.hosts * factor)
+        way = _least(replace(best.workload, mesh=None, recomputing=None), more, None)
+        if way is not None and way.fits(machine.memory):
+            found.append(f"{more.count} devices need {format_bytes(way.memory.total)} each")
+            break
+    state = best.memory.optimizer
+    if 2 * state > best.memory.gradients:  # otherwise it is factored already, or there is none
+        found.append(f"train.optimizer: adafactor saves most of {format_bytes(state)} of optimizer state")
+    passing = best.memory.activations + best.memory.logits
+    if workload.seq_length is not None and passing > best.memory.total // 10:
+        found.append(f"examples half as long save about {format_bytes(passing // 2)}")
+    return found
+
+
+def _least(workload: Workload, machine: Devices, sizes: Mapping[str, int] | None) -> Option | None:
+    """The best way, if there is any."""
+    try:
+        return options(workload, machine, sizes)[0][0]
+    except DeviceError:  # these devices cannot share such a batch, or such a model
+        return None

@@ -1,0 +1,275 @@
+"""The ways a workload can run on some devices: meshes, remat and micro-batches, each with its memory and its time.
+
+Time is a roofline, to rank ways and not to promise anything: with P parameters, T tokens in a step and n devices,
+
+    seconds = 6·P·T·(4/3 if everything is recomputed) / (n · FLOPS)  +  Σ bytes moved / bandwidth of their link
+
+Axes are laid out with `tensor` innermost, so that it stays within a host; an axis whose devices stand in several hosts
+moves its bytes over the slow link.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from redco_cli.errors import DeviceError, ModelError
+from redco_cli.planning.workload import Workload
+from redco_cli.sharding.collectives import ONCE_A_PASS
+from redco_cli.sharding.derive import make_plan
+from redco_cli.sharding.memory import Program, StepMemory, Way, estimate
+from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
+from redco_cli.sharding.reading import Reading, read
+from redco_cli.training.state import merge, partition
+
+FLOPS = 150e12
+"""Of one device, as an A100 or a TPU v4 reaches in bfloat16 training."""
+FAST_LINK, SLOW_LINK = 200e9, 25e9
+"""Bytes per second of one device within a host (NVLink, ICI) and between hosts (a 200 Gbit/s network)."""
+UNITS_WITHOUT_TOKENS = 256
+"""What an example without tokens counts as, such as the patches of an image."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a workload is to run on.
+
+    Attributes:
+        count: of all hosts.
+        hosts: their number.
+        memory: bytes of one device; None when it is not known.
+        eager: whether it computes everything as soon as it can, as a CPU does.
+    """
+
+    count: int
+    hosts: int
+    memory: int | None
+    eager: bool = False
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to run a workload.
+
+    Attributes:
+        workload: with the loss that recomputes, if this way does.
+        plan: where parameters live, and what a step moves.
+        micro_batch_size: examples that go through the model at once, on all devices together.
+        again: gathered parameters are gathered again in the backward pass.
+        memory: of one device.
+        slow: bytes that one device moves between hosts in a step.
+        fast: bytes within its host.
+        seconds: estimated.
+    """
+
+    workload: Workload
+    plan: Plan
+    micro_batch_size: int
+    again: bool
+    memory: StepMemory
+    slow: int
+    fast: int
+    seconds: float
+
+    def fits(self, memory: int | None) -> bool:
+        """Whether one device has room for it; True where its memory is not known."""
+        return memory is None or self.memory.total <= memory
+
+
+class Planner:
+    """Traces a workload once, and estimates it on any mesh."""
+
+    def __init__(self, workload: Workload, devices: Devices, size: int) -> None:
+        """Traces the loss, and its gradient.
+
+        Args:
+            workload: what runs.
+            devices: on what.
+            size: examples of the batch that is traced, a multiple of the devices that split it.
+        """
+        self.workload, self._devices, self._size = workload, devices, size
+        batch = self._batch = workload.batch(size)
+        key = jax.random.key(0)
+
+        def loss(params: Any, arrays: Any) -> Any:
+            return workload.loss(params, arrays, key).sum
+
+        self.reading: Reading = read(loss, workload.abstract, batch)
+        trainable, frozen = partition(workload.abstract, workload.frozen)
+        self._program = Program(lambda some, rest: loss(merge(some, rest[1]), rest[0]), trainable, (batch, frozen))
+        self._opt_state = jax.eval_shape(workload.optimizer.init, trainable)
+        self._traced: dict[tuple[int, Way], tuple[Plan, StepMemory]] = {}
+
+    def plan(self, sizes: Mapping[str, int]) -> Plan:
+        """The plan on a mesh.
+
+        Raises:
+            DeviceError, RecipeError: it cannot be split so.
+        """
+        return make_plan(self.reading, sizes, override=self.workload.override, where=self.workload.where)
+
+    def option(self, plan: Plan, micro_batch_size: int, *, again: bool) -> Option:
+        """One way, with its figures."""
+        passes = self.workload.global_batch_size // micro_batch_size
+        way = Way(min(passes, 2), again=again, eager=self._devices.eager, copies_state=self._devices.eager)
+        memory = self._memory(plan, micro_batch_size, way)
+        scale = self.workload.global_batch_size / self._size
+        moved = _per_step(plan.collectives, passes, scale, again or self.workload.remat == "full")
+        per_host = max(1, self._devices.count // self._devices.hosts)
+        slow = sum(c.bytes for c in moved if _spans_hosts(c.axis, plan.mesh, per_host))
+        fast = sum(c.bytes for c in moved) - slow
+        recomputed = 4 / 3 if self.workload.remat == "full" else 1.0
+        units = self.workload.global_batch_size * (self.workload.seq_length or UNITS_WITHOUT_TOKENS)
+        parameters = sum(math.prod(row.shape) for row in plan.rows)
+        compute = 6 * parameters * units * recomputed / (self._devices.count * FLOPS)
+        seconds = compute + slow / SLOW_LINK + fast / FAST_LINK
+        measured = replace(plan, collectives=moved)
+        return Option(self.workload, measured, micro_batch_size, again, memory, slow, fast, seconds)
+
+    def _memory(self, plan: Plan, micro_batch_size: int, way: Way) -> StepMemory:
+        if (id(plan), way) not in self._traced:
+            self._traced[id(plan), way] = plan, self._estimate(plan, way)
+        traced = self._traced[id(plan), way][1]
+        scale = micro_batch_size / self._size
+        ways = plan.mesh[DATA] * plan.mesh[FSDP]
+        batch = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._batch))
+        still = plan.bytes_per_device - traced.parameters if self.workload.frozen else 0
+        return replace(
+            traced,
+            parameters=traced.parameters + still,
+            activations=int(traced.activations * scale),
+            logits=int(traced.logits * scale),
+            batch=int(batch * self.workload.global_batch_size / self._size) // ways,
+        )
+
+    def _estimate(self, plan: Plan, way: Way) -> StepMemory:
+        """Of the batch that is traced; the same for every size of a micro-batch."""
+        specs, _ = partition(plan.specs, self.workload.frozen)
+        used, rest_used = partition(plan.gathered, self.workload.frozen)
+        over_batch = jax.tree.map(lambda _: jax.sharding.PartitionSpec(BATCH_AXES), self._batch)
+        return estimate(
+            self._program, self._opt_state, plan.mesh, specs, used, way, batch_specs=(over_batch, rest_used)
+        )
+
+
+def meshes(devices: Devices) -> Iterator[dict[str, int]]:
+    """Every mesh over all devices whose tensor axis stays within a host."""
+    per_host = max(1, devices.count // devices.hosts)
+    for tensor in _divisors(devices.count):
+        if tensor <= per_host and per_host % tensor == 0:
+            for fsdp in _divisors(devices.count // tensor):
+                yield dict(zip(AXES, (devices.count // tensor // fsdp, fsdp, tensor), strict=True))
+
+
+def options(
+    workload: Workload, devices: Devices, sizes: Mapping[str, int] | None = None
+) -> tuple[list[Option], list[str]]:
+    """Ways to run a workload, the best first: what fits, by its estimated time; then the rest, by its memory.
+
+    Args:
+        workload: what runs; what it leaves open is chosen.
+        devices: on what.
+        sizes: of the mesh, where it is decided.
+
+    Returns:
+        The ways, and what keeps other meshes out.
+
+    Raises:
+        DeviceError: no mesh is possible.
+    """
+    given = sizes if sizes is not None else workload.mesh
+    candidates = [dict(given)] if given is not None else list(meshes(devices))
+    found, refused = _all(workload, devices, candidates)
+    best = min(found, key=lambda option: _rank(option, devices.memory)) if found else None
+    if (
+        workload.recomputing is not None
+        and devices.memory is not None
+        and (best is None or not _is_plain(best, devices))
+    ):
+        try:
+            found += _all(workload.recomputing(), devices, candidates)[0]
+        except ModelError as error:  # many classes of transformers cannot recompute
+            refused.append(error.problems[0].problem)
+    if not found:
+        raise DeviceError(
+            workload.where("mesh"),
+            f"no mesh of {devices.count} devices is possible: {refused[0]}",
+            "take another number of devices, or another batch",
+        )
+    return sorted(found, key=lambda option: _rank(option, devices.memory)), refused
+
+
+def _all(
+    workload: Workload, devices: Devices, candidates: Sequence[Mapping[str, int]]
+) -> tuple[list[Option], list[str]]:
+    planner = Planner(workload, devices, workload.micro_batch_size or workload.global_batch_size)
+    found: list[Option] = []
+    refused: list[str] = []
+    for sizes in candidates:
+        ways = sizes[DATA] * sizes[FSDP]
+        micro = [workload.micro_batch_size] if workload.micro_batch_size else _divisors(workload.global_batch_size)
+        possible = [size for size in reversed(micro) if size % ways == 0]
+        try:
+            if not possible:
+                problem = f"a batch of {max(micro)} examples cannot be split evenly over {ways} devices"
+                raise DeviceError(workload.where("train.global_batch_size"), problem, f"take a multiple of {ways}")
+            plan = planner.plan(sizes)
+        except DeviceError as error:
+            if len(candidates) == 1:
+                raise
+            refused.append(str(error.problems[0].problem))
+            continue
+        found.append(_best(planner, plan, possible, devices.memory))
+    return found, refused
+
+
+def _best(planner: Planner, plan: Plan, possible: Sequence[int], memory: int | None) -> Option:
+    """The largest micro-batch that fits, gathering parameters again only where that is needed; else the smallest."""
+    option = planner.option(plan, possible[0], again=False)
+    for size in possible:
+        for again in (False, True) if plan.mesh[FSDP] > 1 else (False,):
+            option = planner.option(plan, size, again=again)
+            if option.fits(memory):
+                return option
+    return option
+
+
+def _rank(option: Option, memory: int | None) -> tuple[bool, float]:
+    fits = option.fits(memory)
+    return not fits, option.seconds if fits else float(option.memory.total)
+
+
+def _is_plain(option: Option, devices: Devices) -> bool:
+    """Nothing that recomputing could make better: it fits in one pass without splitting layers."""
+    whole = option.micro_batch_size == option.workload.global_batch_size
+    return option.fits(devices.memory) and whole and option.plan.mesh[TENSOR] == 1 and not option.again
+
+
+def _per_step(moved: Sequence[Collective], passes: int, scale: float, again: bool) -> tuple[Collective, ...]:
+    """What a step of several passes moves: parameters and gradients in each, activations in proportion to the batch."""
+    found = []
+    for one in moved:
+        if one.what in ONCE_A_PASS:
+            twice = 2 if again and one.kind == "all-gather" else 1
+            found.append(replace(one, count=one.count * passes * twice, bytes=one.bytes * passes * twice))
+        else:
+            found.append(replace(one, count=one.count * passes, bytes=int(one.bytes * scale)))
+    return tuple(found)
+
+
+def _spans_hosts(axes: str, mesh: Mapping[str, int], per_host: int) -> bool:
+    """Whether devices along one of the axes stand in several hosts."""
+    inner = 1
+    for axis in reversed(AXES):
+        if axis in axes.split("+") and mesh[axis] > 1 and inner * mesh[axis] > per_host:
+            return True
+        inner *= mesh[axis]
+    return False
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -1,0 +1,187 @@
+"""What a plan says to a person, as data: the parameters in groups, memory, traffic, and whether it fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from redco_cli.planning.groups import Group, fold
+from redco_cli.sharding.plan import Collective, Plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device when a step needs most.
+
+    Attributes:
+        parameters: its shards of them.
+        gradients: of these.
+        optimizer: state of the optimizer.
+        activations: kept for the backward pass.
+        logits: of a language model, with their gradient.
+        batch: the examples.
+        gathered: parameters put together just where they are used.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    batch: int
+    gathered: int
+
+    @property
+    def total(self) -> int:
+        """All kinds together."""
+        return sum(dataclasses.astuple(self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """A way to run the model.
+
+    Attributes:
+        mesh: axis to size.
+        remat: what is recomputed in the backward pass instead of kept.
+        micro_batch_size: examples that go through the model at once, on all devices together.
+        memory: bytes on one device, all kinds together.
+        traffic: bytes that one device receives in a step.
+        reason: why it was chosen, or why not.
+    """
+
+    mesh: Mapping[str, int]
+    remat: str
+    micro_batch_size: int
+    memory: int
+    traffic: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler made of the same step.
+
+    Attributes:
+        memory: bytes on one device; None when the compiler does not say.
+        collectives: what the compiled step moves.
+        seconds: how long it took to compile.
+    """
+
+    memory: int | None
+    collectives: tuple[Collective, ...]
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything `redco inspect-sharding` says.
+
+    Attributes:
+        model: its name.
+        parameters: how many numbers it has.
+        bytes: of them all.
+        devices: how many there are.
+        chosen: how it runs.
+        runners_up: the next best ways, best first.
+        global_batch_size: examples in a step.
+        seq_length: tokens in an example; None where examples are no tokens.
+        groups: of parameters, in the order of the tree.
+        memory: bytes on one device by kind.
+        device_memory: bytes that one device has; None when it is not known.
+        fits: whether `memory` is within `device_memory`; None when that is not known.
+        remedies: what to change so that it fits, most promising first.
+        collectives: what a step moves, predicted.
+        warnings: what a user should know before a run.
+        compiled: the same step as compiled; None when it was not.
+    """
+
+    model: str
+    parameters: int
+    bytes: int
+    devices: int
+    chosen: Choice
+    runners_up: tuple[Choice, ...]
+    global_batch_size: int
+    seq_length: int | None
+    groups: tuple[Group, ...]
+    memory: Memory
+    device_memory: int | None
+    fits: bool | None
+    remedies: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    warnings: tuple[str, ...]
+    compiled: Compiled | None
+
+
+def build_report(
+    plan: Plan,
+    *,
+    model: str,
+    chosen: Choice,
+    memory: Memory,
+    global_batch_size: int,
+    seq_length: int | None,
+    device_memory: int | None = None,
+    runners_up: Sequence[Choice] = (),
+    remedies: Sequence[str] = (),
+    compiled: Compiled | None = None,
+    stacked: Mapping[str, int] | None = None,
+) -> Report:
+    """The report of a plan.
+
+    Args:
+        plan: how the parameters are split over the chosen mesh.
+        model: name of the model.
+        chosen: the mesh and how it runs on it.
+        memory: bytes on one device by kind.
+        global_batch_size: examples in a step.
+        seq_length: tokens in an example; None where examples are no tokens.
+        device_memory: bytes of one device, if known.
+        runners_up: the next best ways, best first.
+        remedies: what to change so that it fits.
+        compiled: the same step as compiled, if it was.
+        stacked: see `fold`.
+    """
+    return Report(
+        model=model,
+        parameters=sum(math.prod(row.shape) for row in plan.rows),
+        bytes=plan.bytes,
+        devices=math.prod(plan.mesh.values()),
+        chosen=chosen,
+        runners_up=tuple(runners_up),
+        global_batch_size=global_batch_size,
+        seq_length=seq_length,
+        groups=fold(plan.rows, plan.mesh, stacked),
+        memory=memory,
+        device_memory=device_memory,
+        fits=None if device_memory is None else memory.total <= device_memory,
+        remedies=tuple(remedies),
+        collectives=plan.collectives,
+        warnings=plan.warnings,
+        compiled=compiled,
+    )
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain JSON values, as `report_schema` describes them."""
+    document: dict[str, Any] = TypeAdapter(Report).dump_python(report, mode="json")
+    return document
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema of `as_json`, each property described by the docstring of its class."""
+    schema = TypeAdapter(Report).json_schema(mode="serialization")
+    for kind in (Report, Choice, Compiled, Group, Memory, Collective):
+        part = schema if kind is Report else schema["$defs"][kind.__name__]
+        summary, _, attributes = (kind.__doc__ or "").partition("Attributes:")
+        part["description"] = " ".join(summary.split())
+        for name, text in re.findall(r"^ {8}(\w+): (.*(?:\n {10,}.*)*)", attributes, re.MULTILINE):
+            part["properties"][name]["description"] = " ".join(text.split())
+        part["additionalProperties"] = False
+    return schema

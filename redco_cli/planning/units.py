@@ -1,0 +1,91 @@
+"""What is written on the command line of a plan: an amount of memory and a mesh.
+
+Memory is in bytes. `GB` is a thousand million of them, `GiB` is 2^30; a lone letter (`16g`) means the binary unit, as
+it does for the JVM and for containers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+
+from redco_cli.console.plan import format_bytes
+from redco_cli.errors import UsageError
+from redco_cli.recipe.explain import did_you_mean
+
+__all__ = ["format_bytes", "parse_bytes", "parse_mesh"]
+
+AXES = ("data", "fsdp", "tensor")  # those of sharding.plan, which imports JAX: a wrong argument is refused before
+_AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,9})?) ?(?P<unit>[a-z]*)", re.ASCII | re.IGNORECASE)
+_LETTERS = "kmgtp"
+_UNITS: dict[str, int] = {
+    "": 1,
+    "b": 1,
+    "bytes": 1,
+    **{f"{letter}b": 1000**power for power, letter in enumerate(_LETTERS, 1)},
+    **{letter + rest: 1024**power for power, letter in enumerate(_LETTERS, 1) for rest in ("", "i", "ib")},
+}
+_MOST = 2**60
+_LONGEST = 40  # characters of a wrong value that a message repeats
+
+
+def parse_bytes(text: str, where: str) -> int:
+    """The number of bytes that `80GiB`, `40GB`, `16g`, `1.5 TiB` or `17179869184` stands for, rounded down.
+
+    Args:
+        text: as it was given.
+        where: what it was given for, such as `--device-memory`.
+
+    Raises:
+        UsageError: it is none of these, it is zero, or more than an EiB.
+
+    Example:
+        >>> parse_bytes("80GiB", "--device-memory"), parse_bytes("40GB", "--device-memory")
+        (85899345920, 40000000000)
+    """
+    match = _AMOUNT.fullmatch(text.strip())
+    unit = _UNITS.get(match["unit"].lower()) if match else None
+    if match is None or unit is None:
+        remedy = "write such as 80GiB, 40GB, 16g or a number of bytes"
+        raise UsageError(where, f"{_shown(text)} is no amount of memory", remedy)
+    amount = math.floor(Fraction(match["number"]) * unit)
+    if not 0 < amount <= _MOST:
+        remedy = "give the memory of one device, such as 80GiB"
+        raise UsageError(where, f"{_shown(text)} is {format_bytes(amount)}", remedy)
+    return amount
+
+
+def parse_mesh(text: str, where: str) -> dict[str, int]:
+    """The mesh that `data=1,fsdp=4,tensor=2` stands for: every axis with its size, 1 where it is not named.
+
+    Args:
+        text: as it was given.
+        where: what it was given for, such as `--mesh`.
+
+    Raises:
+        UsageError: it is no such list, or names an axis twice or one that does not exist.
+
+    Example:
+        >>> parse_mesh("tensor=2,fsdp=4", "--mesh")
+        {'data': 1, 'fsdp': 4, 'tensor': 2}
+    """
+    given: dict[str, int] = {}
+    for part in text.split(","):
+        axis, equals, size = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            remedy = "write such as data=1,fsdp=4,tensor=2"
+            raise UsageError(where, f"{_shown(part.strip())} is no axis with a size", remedy)
+        if axis not in AXES:
+            raise UsageError(where, f"{_shown(axis)} is no mesh axis", did_you_mean(axis, AXES))
+        if axis in given:
+            raise UsageError(where, f"{axis} is given twice", "give each axis once")
+        if re.fullmatch(r"[1-9]\d{0,6}", size, re.ASCII) is None:
+            problem = f"{axis}={_shown(size)} given, but a mesh axis has a size of at least 1"
+            raise UsageError(where, problem, f"write such as {axis}=2")
+        given[axis] = int(size)
+    return {axis: given.get(axis, 1) for axis in AXES}
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")

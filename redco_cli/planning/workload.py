@@ -1,0 +1,238 @@
+"""What is planned: a loss, its parameters and batches, and an optimizer. From a recipe, or from a model alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from redco_cli.errors import ModelError, UsageError
+from redco_cli.job import Job, micro_batch_size, prepare
+from redco_cli.models.configs import read_config
+from redco_cli.models.families_read import covers
+from redco_cli.models.presets import close_presets, preset
+from redco_cli.models.resolve import resolve_model
+from redco_cli.models.tasks import TO_SEQUENCE
+from redco_cli.placement import abstract_batch, overrides
+from redco_cli.plugin.contract import Loss, Params
+from redco_cli.plugin.parts import next_token_loss, token_loss
+from redco_cli.recipe.load import RESOLVED_NAME, load_recipe
+from redco_cli.recipe.schema import ModelSection
+from redco_cli.recipe.shipped import shipped_recipes
+from redco_cli.recipe.yaml12 import parse_yaml
+from redco_cli.sharding.override import Override
+from redco_cli.training.session import plan_updates
+from redco_cli.training.timeline import make_timeline
+
+Remat = Literal["none", "full"]
+DEFAULT_SEQ_LENGTH = 1024
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One train step, abstractly.
+
+    Attributes:
+        name: of the model.
+        loss: of (parameters, batch, key), traceable.
+        abstract: the parameters.
+        frozen: paths of those that are not updated.
+        optimizer: the optax transformation.
+        batch: number of examples to abstract arrays with that leading dim.
+        global_batch_size: examples in a step.
+        micro_batch_size: examples that go through the model at once; None where that may be chosen.
+        seq_length: tokens in an example; None where examples are no tokens.
+        mesh: sizes of the axes; None where they may be chosen.
+        override: what comes before the sharding rules.
+        remat: what the loss recomputes in the backward pass.
+        recomputing: the same workload with `full` remat; None where remat is decided or the model has none.
+        where: dotted recipe key to its place.
+    """
+
+    name: str
+    loss: Callable[[Params, Any, Any], Loss]
+    abstract: Params
+    frozen: frozenset[str]
+    optimizer: optax.GradientTransformation
+    batch: Callable[[int], Any]
+    global_batch_size: int
+    micro_batch_size: int | None
+    seq_length: int | None
+    mesh: Mapping[str, int] | None
+    override: tuple[Override, ...]
+    remat: Remat
+    recomputing: Callable[[], Workload] | None
+    where: Callable[[str], str]
+
+
+def find_workload(target: str, *, batch_size: int | None, seq_length: int | None) -> Workload:
+    """What `redco inspect-sharding TARGET` is about.
+
+    Args:
+        target: a recipe, a run, a directory or file with a model's config, the config itself, a preset, or a hub id.
+        batch_size: examples in a step; default: the recipe's, or 64 for a model.
+        seq_length: tokens in an example, for a model; default: the preset's, or what the model has positions for.
+
+    Raises:
+        RedcoError: there is no such thing, or it cannot be used.
+    """
+    run = Path(target) / RESOLVED_NAME
+    if target.endswith((".yaml", ".yml")) or target in shipped_recipes() or os.path.isfile(run):
+        if seq_length is not None:
+            remedy = "leave it out, and change data.max_length in the recipe"
+            raise UsageError("--seq-length", f"{target} is a recipe, whose data decide how long examples are", remedy)
+        changes = () if batch_size is None else (f"train.global_batch_size={batch_size}",)
+        return recipe_workload(str(run) if os.path.isfile(run) else target, changes)
+    return _model_workload(target, batch_size or 64, seq_length)
+
+
+def recipe_workload(recipe: str, changes: Sequence[str] = ()) -> Workload:
+    """The train step of a recipe, with its plugin's loss.
+
+    Args:
+        recipe: a file or shipped name.
+        changes: `dotted.key=value` strings.
+
+    Raises:
+        RedcoError: the recipe cannot be used.
+    """
+    return job_workload(prepare(load_recipe(recipe, changes), stages=("train",)))
+
+
+def job_workload(job: Job) -> Workload:
+    """The train step of a job.
+
+    Raises:
+        RedcoError: its schedule or its optimizer is wrong.
+    """
+    section = job.recipe
+    updates = plan_updates(job, make_timeline(section, job.train_size, job.where))
+    batch = abstract_batch(job, micro_batch_size(section))
+    tokens = batch["input_ids"].shape[1] if "input_ids" in batch and batch["input_ids"].ndim == 2 else None
+
+    def recomputing() -> Workload:
+        train = section.train.model_copy(update={"remat": "full"})
+        loaded = replace(job.loaded, recipe=section.model_copy(update={"train": train}))
+        return job_workload(prepare(loaded, stages=("train",)))
+
+    return Workload(
+        name=job.loaded.path.stem,
+        loss=lambda params, arrays, key: job.loss(params, arrays, key, train=True),
+        abstract=job.model.abstract,
+        frozen=updates.frozen,
+        optimizer=updates.optimizer,
+        batch=lambda size: abstract_batch(job, size),
+        global_batch_size=section.train.global_batch_size,
+        micro_batch_size=None if section.train.micro_batch_size == "auto" else section.train.micro_batch_size,
+        seq_length=tokens,
+        mesh=None if section.mesh == "auto" else section.mesh.model_dump(),
+        override=overrides(section),
+        remat="full" if section.train.remat == "full" else "none",
+        recomputing=recomputing if section.train.remat == "auto" else None,
+        where=job.where,
+    )
+
+
+def _model_workload(target: str, batch_size: int, seq_length: int | None) -> Workload:
+    known = None if _is_directory(target) else preset(target)
+    section = _section(target)
+    place = " ".join(target.split())[:60]
+
+    def where(key: str) -> str:
+        return f"{place}: {key}"
+
+    model_type = read_config(section, where=where).model_type
+    if covers(model_type):
+        section = section.model_copy(update={"implementation": "decoder"})
+    name = model_type if target.lstrip().startswith("{") else target if known is None else known.name
+
+    def with_remat(remat: Remat) -> Workload:
+        model = resolve_model(section, where=where, remat=remat)
+        length = seq_length or (known.seq_length if known is not None else _positions(model.config))
+        return Workload(
+            name=name,
+            loss=lambda params, arrays, key: _default_loss(model, params, arrays, key),
+            abstract=model.abstract,
+            frozen=frozenset(),
+            optimizer=optax.adamw(1e-4),
+            batch=lambda size: _default_batch(model, size, length),
+            global_batch_size=batch_size,
+            micro_batch_size=None,
+            seq_length=None if model.task == "image_classification" else length,
+            mesh=None,
+            override=(),
+            remat=remat,
+            recomputing=(lambda: with_remat("full")) if remat == "none" else None,
+            where=where,
+        )
+
+    return with_remat("none")
+
+
+def _section(target: str) -> ModelSection:
+    """The model that a name, a path or a config stands for."""
+    known = preset(target)
+    if target.lstrip().startswith("{"):
+        return ModelSection(config=parse_yaml(target, "MODEL").data)
+    if target.endswith(".json"):
+        if not os.path.isfile(target) or Path(target).name != "config.json":
+            problem = "is no config.json of a model" if os.path.isfile(target) else "there is no such file"
+            raise UsageError(target, problem, "give the directory of a saved model, or its config.json")
+        return ModelSection(name=str(Path(target).parent.absolute()))
+    if known is not None and not _is_directory(target):
+        return ModelSection.model_validate({"config": dict(known.config), "task": known.task})
+    if not _is_directory(target) and target.count("/") != 1:
+        close = close_presets(target)
+        remedy = f"did you mean {close[0]}?" if close else "redco inspect-sharding --list shows what is built in"
+        raise UsageError(target, "no recipe, no directory, no preset and no hub id", remedy)
+    return ModelSection(name=target)
+
+
+def _is_directory(target: str) -> bool:
+    """Whatever was typed: what is too long for a path is none."""
+    return os.path.isdir(os.path.expanduser(target))
+
+
+def _positions(config: Any) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_target_positions"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return min(value, 4096)
+    return DEFAULT_SEQ_LENGTH
+
+
+def _default_batch(model: Any, size: int, length: int) -> dict[str, Any]:
+    """Arrays as a plugin for the task of the model would give them."""
+    config, task = model.config, model.task
+    tokens = jax.ShapeDtypeStruct((size, length), jnp.int32)
+    if task in ("image_classification", "vision_to_sequence"):
+        inner = getattr(config, "encoder", config)
+        side = inner.image_size if isinstance(inner.image_size, int) else inner.image_size[0]
+        pixels = jax.ShapeDtypeStruct((size, getattr(inner, "num_channels", 3), side, side), jnp.float32)
+        labels = tokens if task == "vision_to_sequence" else jax.ShapeDtypeStruct((size,), jnp.int32)
+        return {"pixel_values": pixels, "labels": labels}
+    if task == "speech_to_sequence":
+        frames = 2 * config.max_source_positions
+        features = jax.ShapeDtypeStruct((size, config.num_mel_bins, frames), jnp.float32)
+        return {"input_features": features, "labels": tokens}
+    labels = jax.ShapeDtypeStruct((size,), jnp.int32) if task == "sequence_classification" else tokens
+    return {"input_ids": tokens, "attention_mask": tokens, "labels": labels}
+
+
+def _default_loss(model: Any, params: Params, batch: Mapping[str, Any], key: Any) -> Loss:
+    """Cross-entropy of what the model's head gives."""
+    inputs = {name: leaf for name, leaf in batch.items() if name != "labels"}
+    if model.task in TO_SEQUENCE:
+        inputs["decoder_input_ids"] = model.decoder_inputs(batch["labels"])
+    logits = model(params, **inputs, rng=key, train=True)
+    if not hasattr(logits, "shape"):
+        problem = f"there is no default loss for the task {model.task}"
+        raise ModelError(model.where, problem, "inspect a recipe, with the loss of its plugin")
+    found = (next_token_loss if model.task == "causal_lm" else token_loss)(logits, batch["labels"])
+    return Loss(found.sum, found.weight)

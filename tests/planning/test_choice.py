@@ -1,0 +1,129 @@
+"""What training chooses for the memory of its devices: the run fits by plan, says so, and computes the same."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from redco_cli.errors import RedcoError
+from redco_cli.job import Job, prepare
+from redco_cli.planning import choice
+from redco_cli.planning.choice import arranged
+from redco_cli.planning.options import Devices, options
+from redco_cli.planning.units import format_bytes
+from redco_cli.planning.workload import job_workload
+from redco_cli.recipe.load import load_recipe
+from redco_cli.run import train
+
+RECIPE = """
+model:
+  implementation: decoder
+  config: {model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 8,
+           num_key_value_heads: 8, max_position_embeddings: 64, vocab_size: 264}
+  task: causal_lm
+  tokenizer: byte
+data: {train: {path: json, data_files: train.jsonl}, max_length: 24}
+plugin: {module: instruct}
+train: {global_batch_size: 16, steps: 3, learning_rate: 3e-3, schedule: constant}
+logging: {every: 1, plot: false}
+output_dir: one
+"""
+PLENTY, TIGHT, TINY = 2**30, 700_000, 10_000
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [{"prompt": "ab"[: 1 + i % 2], "response": "x" * (20 + i % 7)} for i in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def devices_have(monkeypatch: pytest.MonkeyPatch):
+    """Lets the eight devices say how much memory each has."""
+    return lambda memory: monkeypatch.setattr(choice, "memory_of_a_device", lambda: memory)
+
+
+def job_of(*overrides: str) -> Job:
+    return prepare(load_recipe("recipe.yaml", overrides), stages=("train",))
+
+
+def test_a_cpu_leaves_the_recipe_and_shares_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    job = job_of()
+    found, placement = arranged(job)
+    assert found is job
+    assert dict(placement.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert not placement.again
+    assert capsys.readouterr().err == ""
+
+
+def test_plenty_of_memory_changes_nothing_but_the_mesh(devices_have, capsys: pytest.CaptureFixture[str]) -> None:
+    devices_have(PLENTY)
+    job = job_of()
+    found, placement = arranged(job)
+    assert found is job
+    assert dict(placement.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
+    needed = options(job_workload(job), Devices(8, 1, PLENTY))[0][0].memory.total
+    assert capsys.readouterr().err == (
+        f"data 8, 16 examples at once, remat none: {format_bytes(needed)} of 1 GiB per device by plan\n"
+    )
+
+
+def test_little_memory_splits_cuts_and_recomputes_and_the_run_computes_the_same(
+    devices_have, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = train("recipe.yaml", ["mesh={data: 1}"])
+    capsys.readouterr()
+    devices_have(TIGHT)
+    found, placement = arranged(job_of())
+    best = options(job_workload(job_of()), Devices(8, 1, TIGHT))[0][0]
+    assert best.fits(TIGHT)
+    sizes = dict(placement.mesh.shape)
+    assert sizes == dict(best.plan.mesh)
+    assert sizes["data"] * sizes["fsdp"] * sizes["tensor"] == 8
+    assert sizes["fsdp"] * sizes["tensor"] > 1
+    assert found.recipe.train.remat == "full"
+    assert found.recipe.train.micro_batch_size == best.micro_batch_size < 16
+    assert found.loaded.origins["train.remat"] == "chosen for the memory of the devices"
+    mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    assert capsys.readouterr().err == (
+        f"{mesh}, {best.micro_batch_size} examples at once, remat full: "
+        f"{format_bytes(best.memory.total)} of 684 KiB per device by plan\n"
+    )
+    many = train("recipe.yaml", ["output_dir=many"])
+    assert many.train["loss"] == pytest.approx(one.train["loss"], rel=1e-5)
+    resolved = load_recipe("many/recipe.resolved.yaml").recipe.train
+    assert (resolved.micro_batch_size, resolved.remat) == (best.micro_batch_size, "full")
+
+
+def test_what_the_recipe_decides_stays(devices_have) -> None:
+    devices_have(TIGHT)
+    decided = ["mesh={data: 2, fsdp: 4}", "train.remat=none", "train.micro_batch_size=8"]
+    job = job_of(*decided)
+    found, placement = arranged(job)
+    assert found is job
+    assert dict(placement.mesh.shape) == {"data": 2, "fsdp": 4, "tensor": 1}
+
+
+def test_what_cannot_fit_is_warned_of(devices_have, capsys: pytest.CaptureFixture[str]) -> None:
+    devices_have(TINY)
+    _, placement = arranged(job_of())
+    assert placement.mesh.size == 8
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        f"warning: by plan it does not fit; redco inspect-sharding {Path('recipe.yaml')} shows what to change"
+    ]
+
+
+def test_a_given_mesh_may_leave_devices_out_but_not_ask_for_more(devices_have) -> None:
+    devices_have(PLENTY)
+    _, placement = arranged(job_of("mesh={fsdp: 2, tensor: 2}"))
+    assert placement.mesh.devices.ravel().tolist() == jax.devices()[:4]
+    with pytest.raises(RedcoError) as refused:
+        arranged(job_of("mesh={fsdp: 16}"))
+    assert str(refused.value) == (
+        "command line: mesh: fsdp 16 takes 16 devices, but 8 cpu devices found\n"
+        "  -> take mesh: auto, or sizes with a product of 8"
+    )

@@ -1,0 +1,166 @@
+"""The ways to run a workload: what the paper trained fits by plan, and the choice keeps its rules."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from redco_cli.errors import DeviceError
+from redco_cli.planning.options import FAST_LINK, SLOW_LINK, Devices, meshes, options
+from redco_cli.planning.workload import Workload, find_workload
+
+GiB = 2**30
+TINY = json.dumps(
+    {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 64,
+        "vocab_size": 264,
+        "architectures": ["LlamaForCausalLM"],
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Workload:
+    return find_workload(TINY, batch_size=16, seq_length=24)
+
+
+SLOWLY = pytest.mark.slow
+PAPER = [
+    ("opt-66b", 512, 64, 32),
+    ("opt-13b", 1024, 8, 32),
+    ("llama-7b", 1024, 4, 40),
+    pytest.param("gptj-6b", 1024, 4, 40, marks=SLOWLY),
+    ("gpt2-large", 512, 2, 10),
+    pytest.param("t5-11b", 512, 8, 32, marks=SLOWLY),
+    pytest.param("bart-large", 1024, 2, 10, marks=SLOWLY),
+]
+
+
+@pytest.mark.parametrize(("model", "seq_length", "count", "gib"), PAPER)
+def test_what_the_paper_trained_fits_by_plan(model: str, seq_length: int, count: int, gib: int) -> None:
+    """Full fine-tuning in float32 with Adam, on the paper's devices, with a batch of one example for each."""
+    hosts = -(-count // 8)
+    workload = find_workload(model, batch_size=count, seq_length=seq_length)
+    ways, _ = options(workload, Devices(count, hosts, gib * GiB))
+    best = ways[0]
+    assert best.fits(gib * GiB)
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(workload.abstract))
+    state = best.memory.parameters + best.memory.gradients + best.memory.optimizer
+    assert 16 * parameters / count <= state < 1.05 * 16 * parameters / count * best.plan.mesh["data"]
+    assert all(count // hosts % way.plan.mesh["tensor"] == 0 for way in ways)
+
+
+@pytest.mark.parametrize(("count", "hosts"), [(1, 1), (8, 1), (64, 8), (12, 3), (8, 8)])
+def test_meshes_take_all_devices_and_keep_tensor_within_a_host(count: int, hosts: int) -> None:
+    found = [tuple(mesh.values()) for mesh in meshes(Devices(count, hosts, None))]
+    expected = {
+        (data, fsdp, tensor)
+        for data in range(1, count + 1)
+        for fsdp in range(1, count + 1)
+        for tensor in range(1, count // hosts + 1)
+        if data * fsdp * tensor == count and count // hosts % tensor == 0
+    }
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+
+
+def test_an_axis_that_spans_hosts_moves_its_bytes_slowly(tiny: Workload) -> None:
+    """Two hosts of four devices: which axes reach over both depends on what stands inside them."""
+    spanning = {
+        (8, 1, 1): {"data"},
+        (1, 8, 1): {"fsdp"},
+        (2, 4, 1): {"data"},
+        (2, 1, 4): {"data"},
+        (4, 1, 2): {"data"},
+        (1, 2, 4): {"fsdp"},
+        (1, 4, 2): {"fsdp"},
+    }
+    ways, _ = options(tiny, Devices(8, 2, None))
+    found = {tuple(way.plan.mesh.values()): way for way in ways}
+    for mesh, axes in spanning.items():
+        way = found[mesh]
+        moved = way.plan.collectives
+        slow = sum(one.bytes for one in moved if set(one.axis.split("+")) & axes)
+        assert (way.slow, way.fast) == (slow, sum(one.bytes for one in moved) - slow), mesh
+        assert slow > 0
+    one_host, _ = options(tiny, Devices(8, 1, None))
+    assert {way.slow for way in one_host} == {0}
+
+
+def test_time_is_computation_and_what_each_link_moves(tiny: Workload) -> None:
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(tiny.abstract))
+    for way in options(tiny, Devices(8, 2, None))[0]:
+        compute = 6 * parameters * 16 * 24 / (8 * 150e12)
+        assert way.seconds == pytest.approx(compute + way.slow / SLOW_LINK + way.fast / FAST_LINK)
+
+
+def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
+    ways, _ = options(tiny, Devices(8, 1, 700_000))
+    fits = [way.fits(700_000) for way in ways]
+    assert fits == sorted(fits, reverse=True)
+    assert 0 < sum(fits) < len(fits)
+    seconds = [way.seconds for way in ways[: sum(fits)]]
+    assert seconds == sorted(seconds)
+    rest = [way.memory.total for way in ways[sum(fits) :]]
+    assert rest == sorted(rest)
+    best = ways[0]
+    assert (best.workload.remat, best.micro_batch_size < 16) == ("full", True)
+    plenty = options(tiny, Devices(8, 1, GiB))[0]
+    assert plenty[0].plan.mesh == {"data": 8, "fsdp": 1, "tensor": 1}
+    assert {(way.workload.remat, way.micro_batch_size) for way in plenty} == {("none", 16)}
+
+
+def test_micro_batches_and_gathering_again_take_less_memory_and_move_more(tiny: Workload) -> None:
+    from redco_cli.planning.options import Planner
+
+    planner = Planner(tiny, Devices(8, 1, None), 16)
+    plan = planner.plan({"data": 1, "fsdp": 4, "tensor": 2})
+    whole, halves = planner.option(plan, 16, again=False), planner.option(plan, 8, again=False)
+    again = planner.option(plan, 8, again=True)
+    assert halves.memory.activations < 0.6 * whole.memory.activations
+    assert halves.memory.batch == whole.memory.batch
+
+    def gathered(way):
+        return sum(one.bytes for one in way.plan.collectives if one.kind == "all-gather" and "fsdp" in one.axis)
+
+    def over_tensor(way):
+        return sum(one.bytes for one in way.plan.collectives if one.axis == "tensor" and one.kind == "all-reduce")
+
+    assert gathered(halves) == 2 * gathered(whole)
+    assert gathered(again) == 2 * gathered(halves)
+    assert over_tensor(halves) == pytest.approx(over_tensor(whole), rel=1e-3)
+    assert again.memory.total <= halves.memory.total
+
+
+def test_what_is_decided_is_kept(tiny: Workload) -> None:
+    sizes = {"data": 2, "fsdp": 2, "tensor": 2}
+    ways, _ = options(dataclasses.replace(tiny, mesh=sizes, micro_batch_size=8, recomputing=None), Devices(8, 1, 1000))
+    assert [(dict(way.plan.mesh), way.micro_batch_size, way.workload.remat) for way in ways] == [(sizes, 8, "none")]
+    given = {"data": 1, "fsdp": 1, "tensor": 8}
+    assert {tuple(way.plan.mesh.values()) for way in options(tiny, Devices(8, 1, 1000), given)[0]} == {(1, 1, 8)}
+
+
+def test_a_batch_that_nothing_divides_is_refused(tiny: Workload) -> None:
+    with pytest.raises(DeviceError) as refused:
+        options(tiny, Devices(7, 1, None))
+    problem = str(refused.value).partition(": mesh: ")[2]
+    assert problem == (
+        "no mesh of 7 devices is possible: a batch of 16 examples cannot be split evenly over 7 devices\n"
+        "  -> take another number of devices, or another batch"
+    )
+    with pytest.raises(DeviceError) as refused:
+        options(tiny, Devices(32, 4, None), {"data": 32, "fsdp": 1, "tensor": 1})
+    assert str(refused.value).endswith(
+        "train.global_batch_size: a batch of 16 examples cannot be split evenly over 32 devices\n"
+        "  -> take a multiple of 32"
+    )
+    ways, refusals = options(tiny, Devices(32, 4, None))
+    assert {way.plan.mesh["data"] * way.plan.mesh["fsdp"] for way in ways} <= {4, 8, 16}
+    assert "a batch of 16 examples cannot be split evenly over 32 devices" in refusals
