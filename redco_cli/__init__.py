@@ -1,8 +1,10 @@
 """redco: distributed JAX training and inference from a YAML recipe and three functions.
 
-`train` and `predict` do what the commands do; `load_model` gives a model and its parameters:
+`train`, `predict` and `inspect_sharding` do what the commands do; `load_model` gives a model and its parameters, and
+`redco_cli.sharding.derive` the sharding of any JAX program:
 
-    from redco_cli import load_model, predict, train
+    from redco_cli import inspect_sharding, load_model, predict, train
+    from redco_cli.sharding import derive
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from redco_cli.models.resolve import load_model
-    from redco_cli.run import TrainResult, predict, train
+    from redco_cli.run import TrainResult, inspect_sharding, predict, train
 
 __version__ = "0.1.0"
-__all__ = ["TrainResult", "__version__", "load_model", "predict", "train"]
+__all__ = ["TrainResult", "__version__", "inspect_sharding", "load_model", "predict", "train"]
 
 _HOMES = {
     "load_model": "redco_cli.models.resolve",
     "TrainResult": "redco_cli.run",
+    "inspect_sharding": "redco_cli.run",
     "predict": "redco_cli.run",
     "train": "redco_cli.run",
 }

@@ -6,6 +6,7 @@ Nothing here imports JAX, transformers or datasets before a recipe has been read
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -18,10 +19,13 @@ import typer.core
 
 from redco_cli import __version__
 from redco_cli.console import masked_tokens, note, prediction, print_error, result, table, warn
+from redco_cli.console.plan import show_plan
 from redco_cli.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RedcoError
 from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
+from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
+from redco_cli.runtime.pretend import pretend_devices
 
 
 class _Commands(typer.core.TyperGroup):
@@ -157,6 +161,66 @@ def validate(
         masked_tokens(sequence.tokens, sequence.carries_loss, sequence.title)
     result(document, as_json)
     note("valid")
+
+
+@app.command(epilog="Example: redco inspect-sharding llama-3.1-8b --devices 8 --device-memory 80GiB")
+def inspect_sharding(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|RECIPE", help="A recipe, a model directory, a hub id, or a preset (--list).")
+    ] = "",
+    devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: those of this machine.")] = None,
+    hosts: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Machines that hold them; default: one for eight devices.")
+    ] = None,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="AXES", help="Such as data=1,fsdp=4,tensor=2; default: the best.")
+    ] = None,
+    device_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Of one device, such as 80GiB.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", min=1, help="Examples in a step.")] = None,
+    seq_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens in an example.")] = None,
+    compile_it: Annotated[
+        bool, typer.Option("--compile", help="Compile the step for that many pretended CPU devices, and compare.")
+    ] = False,
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw a picture.")] = None,
+    list_presets: Annotated[bool, typer.Option("--list", help="List the built-in models.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how a model is split over devices, and whether it fits. Needs neither weights nor devices."""
+    from redco_cli.models.presets import preset_names
+    from redco_cli.planning.units import parse_bytes, parse_mesh
+
+    if list_presets or not model:
+        result({"presets": list(preset_names())}, as_json)
+        return
+    sizes = None if mesh is None else parse_mesh(mesh, "--mesh")
+    memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
+    if compile_it:
+        pretend_devices(devices or math.prod((sizes or _mesh_of(model)).values()))
+    from redco_cli.run import inspect_sharding as run_inspect
+
+    report = run_inspect(
+        model,
+        devices=devices,
+        hosts=hosts,
+        mesh=sizes,
+        device_memory=memory,
+        batch_size=batch_size,
+        seq_length=seq_length,
+        compile_it=compile_it,
+        svg=svg,
+    )
+    if as_json:
+        result(report, as_json)
+    else:
+        show_plan(report)
+
+
+def _mesh_of(target: str) -> dict[str, int]:
+    """Sizes of the mesh that a recipe decides on; none for anything else."""
+    if target not in shipped_recipes() and not target.endswith((".yaml", ".yml")):
+        return {}
+    mesh = load_recipe(target).recipe.mesh
+    return {} if mesh == "auto" else mesh.model_dump()
 
 
 @app.command(epilog="Example: redco init my-project --recipe instruct")

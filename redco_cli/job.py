@@ -155,6 +155,11 @@ def _check_best_metric(job: Job, known: Sequence[str]) -> None:
     raise RecipeError(job.where("eval.best_metric"), problem, f"it gives {', '.join(known)}{hint}")
 
 
+def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
+    """The collated first examples of a stage."""
+    return _probe(job, job.train_examples if stage == "train" else job.eval_examples, stage)
+
+
 def _probe(job: Job, examples: Any, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
     probed = first_examples(examples, PROBED_EXAMPLES)
     return check_batch(job.collate(stage)(probed), len(probed), job.collate_place)

@@ -12,13 +12,17 @@ from redco_cli.console import CountProgress, TrainProgress, note
 from redco_cli.data.jsonl import read_jsonl
 from redco_cli.job import check_sizes, prepare, stages_of
 from redco_cli.models.initial import check_initial
+from redco_cli.placement import read_loss, read_prediction
+from redco_cli.planning.choice import arranged, placed
+from redco_cli.planning.inspect import inspect
+from redco_cli.planning.picture import write_picture
+from redco_cli.planning.report import as_json
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.prediction.predict import Predictor, check_output, write_predictions
 from redco_cli.recipe.load import find_run, load_recipe
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
-from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.signals import stop_on_signal
 from redco_cli.training.resume import find_start, open_output, output_directory, trained_params
 from redco_cli.training.session import drive, open_run, plan_updates
@@ -60,9 +64,8 @@ def train(recipe: Name, overrides: Sequence[str] = ()) -> TrainResult:
     """
     loaded = load_recipe(recipe, overrides)
     enable_compilation_cache()
-    job = prepare(loaded, stages=stages_of(loaded.recipe))
-    mesh = make_mesh(job.recipe.mesh, job.where)
-    check_sizes(job, mesh)
+    job, placement = arranged(prepare(loaded, stages=stages_of(loaded.recipe)))
+    check_sizes(job, placement.mesh)
     timeline = make_timeline(job.recipe, job.train_size, job.where)
     updates = plan_updates(job, timeline)
     start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
@@ -70,12 +73,12 @@ def train(recipe: Name, overrides: Sequence[str] = ()) -> TrainResult:
         check_initial(job.model, job.recipe.model)
     open_output(start.directory, job.where("output_dir"))
     with stop_on_signal(note) as stop, TrainProgress(timeline.steps, start.step) as progress:
-        predictor = Predictor(job, mesh, progress.compiling)
+        predictor = Predictor(job, placement, progress.compiling)
 
         def predictions(params: Params, examples: Sequence[Example]) -> list[Any]:
             return predictor.all(params, examples, lambda done: progress.phase("predicting", done, len(examples)))
 
-        with open_run(job, mesh, timeline, updates, start, progress, predictions, stop) as run:
+        with open_run(job, placement, timeline, updates, start, progress, predictions, stop) as run:
             means = drive(run, job)
     kept = start.checkpoints
     return TrainResult(start.directory, run.step, means, run.history, kept.best(), kept.path(kept.steps()[-1]))
@@ -114,13 +117,59 @@ def predict(
     check_output(file, source)
     enable_compilation_cache()
     job = prepare(loaded, stages=("predict",), given=None if source is None else read_jsonl(source))
-    mesh = make_mesh(job.recipe.mesh, job.where)
-    params, origin = trained_params(job, mesh, directory, checkpoint)
+    placement = placed(job, read_prediction)
+    params, origin = trained_params(job, placement, directory, checkpoint)
     note(f"{len(job.eval_examples)} examples, with the parameters of {origin}")
     with CountProgress("predicting", len(job.eval_examples)) as progress:
-        predictor = Predictor(job, mesh, progress.compiling)
+        predictor = Predictor(job, placement, progress.compiling)
         write_predictions(predictor, params, job, file, origin, progress.update)
     return file
+
+
+def inspect_sharding(
+    target: str,
+    *,
+    devices: int | None = None,
+    hosts: int | None = None,
+    mesh: Mapping[str, int] | None = None,
+    device_memory: int | None = None,
+    batch_size: int | None = None,
+    seq_length: int | None = None,
+    compile_it: bool = False,
+    svg: Name | None = None,
+) -> dict[str, Any]:
+    """How a model or a recipe would be split over devices, and whether it fits; see `planning.inspect.inspect`.
+
+    Args:
+        target: a recipe, a run, a directory with a model's config, the config itself, a preset, or a hub id.
+        devices: how many.
+        hosts: machines that hold them.
+        mesh: sizes of the axes `data`, `fsdp` and `tensor`; default: the best.
+        device_memory: bytes of one device.
+        batch_size: examples in a step.
+        seq_length: tokens in an example of a model.
+        compile_it: also compile the step; JAX must run with that many devices.
+        svg: a file for a picture.
+
+    Returns:
+        The report as plain data, as `planning.report.report_schema` describes it.
+
+    Raises:
+        RedcoError: with place, problem and remedy.
+    """
+    report = inspect(
+        target,
+        devices=devices,
+        hosts=hosts,
+        mesh=mesh,
+        device_memory=device_memory,
+        batch_size=batch_size,
+        seq_length=seq_length,
+        compile_it=compile_it,
+    )
+    if svg is not None:
+        write_picture(report, Path(svg))
+    return as_json(report)
 
 
 def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[MaskedTokens]]:
@@ -134,8 +183,7 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     """
     loaded = load_recipe(recipe, overrides)
     job = prepare(loaded, stages=stages_of(loaded.recipe))
-    mesh = make_mesh(job.recipe.mesh, job.where)
-    check_sizes(job, mesh)
+    check_sizes(job, placed(job, read_loss).mesh)
     timeline = make_timeline(job.recipe, job.train_size, job.where)
     plan_updates(job, timeline)
     start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))

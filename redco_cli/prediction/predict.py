@@ -17,11 +17,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from redco_cli.data.loader import predict_batches
 from redco_cli.errors import PluginError, StorageError, UsageError
 from redco_cli.job import Job, pass_size
+from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output, call_predict
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.recipe.paths import pin_paths
@@ -36,18 +36,19 @@ Done = Callable[[int], None]
 class Predictor:
     """The compiled `predict_fn` of a job on a mesh."""
 
-    def __init__(self, job: Job, mesh: Mesh, announce: Announce) -> None:
+    def __init__(self, job: Job, placement: Placement, announce: Announce) -> None:
         """Compiles nothing yet."""
         self._job = job
-        self._mesh = mesh
-        self._largest = pass_size(job, mesh, "predict")
+        self._mesh = placement.mesh
+        self._largest = pass_size(job, placement.mesh, "predict")
         ctx, plugin, seed = job.context("predict"), job.plugin, job.recipe.seed
 
         def predict_step(params: Params, first: jax.Array, batch: Any) -> Any:
             key = jax.random.fold_in(jax.random.key(seed), first)
             return call_predict(plugin, ctx, params, batch, key)
 
-        self._step = Program("prediction", predict_step, announce, out_shardings=replicated(mesh))
+        gathers, everywhere = placement.gathering(predict_step), replicated(placement.mesh)
+        self._step = Program("prediction", gathers, announce, out_shardings=everywhere)
 
     def __call__(self, params: Params, examples: Sequence[Example], start: int = 0) -> Iterator[tuple[int, Any]]:
         """Index and prediction of each example from `start` on, in order.

@@ -59,7 +59,10 @@ def _key(detail: Mapping[str, Any]) -> str:
         if section is not None and part in section.model_fields:
             fields = section.model_fields[part].annotation
             parts.append(str(part))
-        elif isinstance(part, int) or (detail["type"] == "extra_forbidden" and part == detail["loc"][-1]):
+        elif isinstance(part, int):
+            fields = _item(fields)
+            parts.append(str(part))
+        elif detail["type"] == "extra_forbidden" and part == detail["loc"][-1]:
             parts.append(str(part))
     return ".".join(parts)
 
@@ -69,6 +72,14 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     for member in _members(annotation):
         if isinstance(member, type) and issubclass(member, BaseModel):
             return member
+    return None
+
+
+def _item(annotation: Any) -> Any:
+    """What a list holds, such as `OverrideSection` of `tuple[OverrideSection, ...]`."""
+    for member in _members(annotation):
+        if typing.get_origin(member) is tuple:
+            return typing.get_args(member)[0]
     return None
 
 
@@ -105,12 +116,16 @@ def _unknown_key(key: str, where: Callable[[str], str]) -> Problem:
 
 def field_section(key: str) -> type[BaseModel] | None:
     """The section that the dotted `key` names; the recipe itself for the empty key; None for anything else."""
-    section: type[BaseModel] | None = Recipe
+    annotation: Any = Recipe
     for part in key.split(".") if key else ():
-        if section is None or part not in section.model_fields:
+        section = _section(annotation)
+        if section is not None and part in section.model_fields:
+            annotation = section.model_fields[part].annotation
+        elif part.isdecimal():
+            annotation = _item(annotation)
+        else:
             return None
-        section = _section(section.model_fields[part].annotation)
-    return section
+    return _section(annotation)
 
 
 def accepts_only_text(key: str) -> bool:

@@ -1,16 +1,14 @@
-"""Every key of a recipe, its type, its unit and its default. Parser, `redco schema` and errors derive from here.
-
-Sections are closed (an unknown key is refused), frozen, and strict (`"3"` is no integer).
-"""
+"""Every key of a recipe, its type, its unit and its default. Parser, `redco schema` and errors derive from here."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
+from redco_cli.recipe.devices import MeshSection, ShardingSection
 from redco_cli.recipe.durations import Duration
+from redco_cli.recipe.section import Fraction, Positive, Section, Strings, contradiction
 
 Task = Literal[
     "auto",
@@ -25,17 +23,6 @@ Task = Literal[
     "speech_to_sequence",
     "clip",
 ]
-Strings = Annotated[tuple[str, ...], Field(strict=False)]
-Positive = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    """What all sections share: closed, frozen, strict, documented."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
 
 
 class ModelSection(Section):
@@ -51,8 +38,8 @@ class ModelSection(Section):
     """Outputs of a classification head; default: as many as the config says."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Compute type. Parameters and optimizer state stay float32."""
-    implementation: Literal["auto", "hf_flax"] = "auto"
-    """Which code runs the model: `hf_flax` is the Flax class of transformers."""
+    implementation: Literal["auto", "hf_flax", "decoder"] = "auto"
+    """Which code runs the model: `hf_flax` is the Flax class of transformers, `decoder` our own for causal models."""
     tokenizer: str | None = None
     """`byte` (built in: the 256 bytes and four special tokens), a hub id or a directory; default: the model's own."""
     revision: str | None = None
@@ -120,7 +107,7 @@ class TrainSection(Section):
     global_batch_size: Positive = 32
     """Examples per optimizer step, over all devices and micro-batches."""
     micro_batch_size: Positive | Literal["auto"] = "auto"
-    """Examples per forward and backward pass, over all devices; `auto` takes the global batch in one pass."""
+    """Examples per forward and backward pass, over all devices; `auto` takes as many as fit."""
     steps: Duration = Duration(1, "epochs")
     """Length of the run: optimizer steps or epochs."""
     learning_rate: Annotated[float, Field(gt=0)] = 5e-5
@@ -148,7 +135,7 @@ class TrainSection(Section):
     freeze: Strings = ()
     """Regular expressions over parameter paths (`.*embed.*`): matches get no gradient and no optimizer state."""
     remat: Literal["auto", "none", "full"] = "auto"
-    """Recompute activations in the backward pass (`full`), where the model's class can; `auto` is `none` today."""
+    """Recompute activations in the backward pass (`full`), where the model can; `auto` only where memory needs it."""
     max_nonfinite_steps: Positive = 10
     """A step whose loss or gradient is not finite is skipped; so many in a row end the run."""
 
@@ -196,13 +183,6 @@ class PredictSection(Section):
     """Examples per prediction batch over all devices; `auto` takes the evaluation batch size."""
     generation: GenerationSection = GenerationSection()
     """How to generate."""
-
-
-class MeshSection(Section):
-    """The device mesh."""
-
-    data: Positive
-    """Devices along the data axis: each takes its share of every batch."""
 
 
 class CheckpointSection(Section):
@@ -258,7 +238,9 @@ class Recipe(Section):
     predict: PredictSection = PredictSection()
     """How to predict."""
     mesh: MeshSection | Literal["auto"] = "auto"
-    """How devices are laid out; `auto` puts all of them on the data axis."""
+    """How devices are laid out; `auto` takes all, and splits parameters no more than their memory needs."""
+    sharding: ShardingSection = ShardingSection()
+    """How parameters are split over them."""
     checkpoint: CheckpointSection = CheckpointSection()
     """What is kept."""
     logging: LoggingSection = LoggingSection()
@@ -281,11 +263,6 @@ class Recipe(Section):
         if steps.amount == 0:
             raise contradiction("train.steps", "a run needs at least one step", remedy)
         return self
-
-
-def contradiction(key: str, problem: str, remedy: str) -> PydanticCustomError:
-    """An error about one dotted `key` that only the whole recipe can show."""
-    return PydanticCustomError("contradiction", "{problem}", {"key": key, "problem": problem, "remedy": remedy})
 
 
 def json_schema() -> dict[str, Any]:

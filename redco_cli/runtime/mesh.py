@@ -1,43 +1,55 @@
 """From devices to a `Mesh`, and from numpy batches to arrays on it. One device is a mesh of one.
 
-Mesh axes: `data` splits the examples of every batch.
+Mesh axes, as in `redco_cli.sharding.plan`: `data` and `fsdp` split the examples of every batch, `fsdp` and `tensor` the
+parameters. `tensor` is the innermost: its devices are neighbours, within one process.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.errors import DeviceError
-from redco_cli.recipe.schema import MeshSection
-
-DATA_AXIS = "data"
+from redco_cli.sharding.plan import AXES, BATCH_AXES, TENSOR
 
 
-def make_mesh(section: MeshSection | Literal["auto"], where: Callable[[str], str]) -> Mesh:
+def make_mesh(sizes: Mapping[str, int], where: Callable[[str], str]) -> Mesh:
     """The mesh of a recipe over the devices of all processes.
 
+    Args:
+        sizes: of the mesh axes.
+        where: dotted recipe key to its place.
+
     Raises:
-        DeviceError: the recipe asks for more devices than there are, or for fewer on several processes.
+        DeviceError: more devices are asked for than there are, or fewer on several processes, or a tensor axis that
+            would span processes.
     """
     devices = jax.devices()
-    wanted = len(devices) if section == "auto" else section.data
+    shape = [sizes[axis] for axis in AXES]
+    wanted = math.prod(shape)
+    asked = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, shape, strict=True) if size > 1) or "data 1"
     if wanted > len(devices):
-        problem = f"{wanted} devices wanted, but {_described(devices)} found"
-        raise DeviceError(where("mesh.data"), problem, f"take mesh: auto or data: {len(devices)}")
+        problem = f"{asked} takes {wanted} devices, but {_described(devices)} found"
+        raise DeviceError(where("mesh"), problem, f"take mesh: auto, or sizes with a product of {len(devices)}")
     if wanted < len(devices) and jax.process_count() > 1:
-        problem = f"{wanted} devices wanted, but {_described(devices)} found over {jax.process_count()} processes"
-        raise DeviceError(where("mesh.data"), problem, "use all devices of a multi-process run: mesh: auto")
-    return Mesh(np.asarray(devices[:wanted]), (DATA_AXIS,), axis_types=(AxisType.Auto,))
+        problem = (
+            f"{asked} takes {wanted} devices, but {_described(devices)} found over {jax.process_count()} processes"
+        )
+        raise DeviceError(where("mesh"), problem, "use all devices of a multi-process run: mesh: auto")
+    if jax.local_device_count() % sizes[TENSOR] and jax.process_count() > 1:
+        problem = f"tensor {sizes[TENSOR]} would span processes, which have {jax.local_device_count()} devices each"
+        raise DeviceError(where("mesh.tensor"), problem, "take a divisor of the devices of a process")
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:wanted])
 
 
 def data_shards(mesh: Mesh) -> int:
     """Into how many shards the leading dim of a batch is cut."""
-    return int(mesh.shape[DATA_AXIS])
+    return math.prod(int(mesh.shape[axis]) for axis in BATCH_AXES)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -46,8 +58,8 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def over_data(mesh: Mesh, dim: int = 0) -> NamedSharding:
-    """The sharding of an array whose `dim` is split over the data axis."""
-    return NamedSharding(mesh, PartitionSpec(*(None,) * dim, DATA_AXIS))
+    """The sharding of an array whose `dim` is split as batches are."""
+    return NamedSharding(mesh, PartitionSpec(*(None,) * dim, BATCH_AXES))
 
 
 def put(batch: Mapping[str, Any], sharding: NamedSharding) -> dict[str, jax.Array]:
@@ -67,7 +79,7 @@ def check_divisible(size: int, mesh: Mesh, where: str, what: str) -> None:
     """Refuses a batch size that the devices cannot share evenly.
 
     Raises:
-        DeviceError: `size` is no multiple of the data axis.
+        DeviceError: `size` is no multiple of the shards of a batch.
     """
     shards = data_shards(mesh)
     if size % shards:
@@ -75,7 +87,7 @@ def check_divisible(size: int, mesh: Mesh, where: str, what: str) -> None:
         choices = f"{below} or {above}" if below else str(above)
         problem = f"{what} of {size} examples cannot be split evenly over {shards} devices"
         raise DeviceError(
-            where, problem, f"take a multiple of {shards}, such as {choices}, or fewer devices (mesh.data)"
+            where, problem, f"take a multiple of {shards}, such as {choices}, or fewer devices (mesh.data, mesh.fsdp)"
         )
 
 

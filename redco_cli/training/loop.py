@@ -14,11 +14,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from redco_cli.console import TrainProgress, warn
 from redco_cli.errors import EXIT_INTERRUPTED, DataError, Interrupted, RecipeError, Requeue, TrainingError
 from redco_cli.job import Job
+from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Context, Example, Params
 from redco_cli.runtime.mesh import replicated
@@ -47,7 +47,7 @@ class Setup:
 
     Attributes:
         job: recipe, plugin, model and data.
-        mesh: the devices.
+        placement: where everything lives.
         timeline: when things happen.
         optimizer: the optax transformation, clipping included.
         schedule: updates done to learning rate.
@@ -60,7 +60,7 @@ class Setup:
     """
 
     job: Job
-    mesh: Mesh
+    placement: Placement
     timeline: Timeline
     optimizer: Any
     schedule: Schedule
@@ -90,13 +90,13 @@ class TrainingRun:
         self._replaced = False
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self.history: list[tuple[int, Mapping[str, float]]] = []
-        job, shardings = setup.job, jax.tree.map(lambda leaf: leaf.sharding, state)
-        train_step = make_train_step(job.loss, setup.optimizer, setup.schedule, job.recipe.seed)
-        placed = (shardings, replicated(setup.mesh))
-        self._train_step = Program("train step", train_step, self._compiling, donate=(0,), out_shardings=placed)
-        self._eval_step = Program(
-            "eval step", make_eval_step(job.loss), self._compiling, out_shardings=replicated(setup.mesh)
+        loss, everywhere = setup.placement.loss(setup.job), replicated(setup.placement.mesh)
+        places = jax.tree.map(lambda leaf: leaf.sharding, state)
+        train_step = make_train_step(loss, setup.optimizer, setup.schedule, setup.job.recipe.seed, places.trainable)
+        self._train_step = Program(
+            "train step", train_step, self._compiling, donate=(0,), out_shardings=(places, everywhere)
         )
+        self._eval_step = Program("eval step", make_eval_step(loss), self._compiling, out_shardings=everywhere)
 
     @property
     def ctx(self) -> Context:
@@ -160,7 +160,7 @@ class TrainingRun:
         with self._meter.paused():
             values = evaluate(
                 job,
-                self._setup.mesh,
+                self._setup.placement.mesh,
                 self._eval_step,
                 self.params,
                 chosen,
@@ -194,15 +194,13 @@ class TrainingRun:
 
     def _feed(self, examples: Sequence[Example] | None, steps: int | None) -> Generator[Fed, None, None]:
         """The batches of one call of `train`: the recipe's data from where the run is, or other examples."""
-        job = self._setup.job
+        job, mesh = self._setup.job, self._setup.placement.mesh
         if examples is None:
             stop = self._setup.timeline.steps if steps is None else min(self._setup.timeline.steps, self._step + steps)
-            return feed(
-                job, self._setup.mesh, self._meter, job.train_examples, range(self._step, stop), job.recipe.seed
-            )
+            return feed(job, mesh, self._meter, job.train_examples, range(self._step, stop), job.recipe.seed)
         count = -(-len(examples) // job.recipe.train.global_batch_size) if steps is None else steps
         seed = int(np.random.SeedSequence((job.recipe.seed, self._step)).generate_state(1)[0])
-        return feed(job, self._setup.mesh, self._meter, examples, range(count), seed)
+        return feed(job, mesh, self._meter, examples, range(count), seed)
 
     def _is_milestone(self, step: int) -> bool:
         timeline = self._setup.timeline

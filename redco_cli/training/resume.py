@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from redco_cli.errors import Problem, RecipeError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import initial_params
+from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.mesh import replicated
 from redco_cli.training.checkpoint import Checkpoints
 
 FREE_TO_CHANGE = (
     "output_dir",
     "mesh",
+    "sharding",
     "logging",
     "checkpoint",
     "predict",
@@ -122,7 +122,7 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
     return Start(directory, own, source, steps[-1])
 
 
-def trained_params(job: Job, mesh: Mesh, directory: Path, choice: str) -> tuple[Params, str]:
+def trained_params(job: Job, placement: Placement, directory: Path, choice: str) -> tuple[Params, str]:
     """Parameters to predict with, on the mesh, and where they are from.
 
     Args:
@@ -140,7 +140,7 @@ def trained_params(job: Job, mesh: Mesh, directory: Path, choice: str) -> tuple[
         step = checkpoints.best() if choice == "best" else max(steps, default=None)
         if step is None and choice == "last" and job.recipe.model.name is not None:
             params, _ = initial_params(
-                job.model, job.recipe.model, replicated(mesh), seed=job.recipe.seed, where=job.where
+                job.model, job.recipe.model, placement.params, seed=job.recipe.seed, where=job.where
             )
             return params, job.recipe.model.name
         if step is None:
@@ -148,9 +148,10 @@ def trained_params(job: Job, mesh: Mesh, directory: Path, choice: str) -> tuple[
             raise StorageError(shown(directory), problem, "train first: redco train")
     else:
         checkpoints, step = _chosen(choice, job.recipe, "--checkpoint", "last, best")
-    sharding = replicated(mesh)
     abstract = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), job.model.abstract
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        job.model.abstract,
+        placement.params,
     )
     return checkpoints.restore_params(step, abstract), shown(checkpoints.path(step))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,16 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import Mesh
 
 from redco_cli.console import TrainProgress, note, warn
 from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import initial_params
+from redco_cli.placement import Placement
+from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
 from redco_cli.recipe.paths import pin_paths
-from redco_cli.runtime.mesh import replicated
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun
@@ -30,6 +31,9 @@ from redco_cli.training.resume import Start
 from redco_cli.training.sinks import open_sinks
 from redco_cli.training.state import TrainState, frozen_paths, new_state, partition
 from redco_cli.training.timeline import Timeline
+
+SHARDING_NAME = "sharding.json"
+"""Where every parameter of a run lives, and why, in its output directory."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
 @contextlib.contextmanager
 def open_run(
     job: Job,
-    mesh: Mesh,
+    placement: Placement,
     timeline: Timeline,
     updates: Updates,
     start: Start,
@@ -91,7 +95,7 @@ def open_run(
 
     Args:
         job: recipe, plugin, model, data.
-        mesh: the devices.
+        placement: where everything lives.
         timeline: when things happen.
         updates: how parameters change.
         start: the output directory and the checkpoint to continue.
@@ -103,17 +107,18 @@ def open_run(
         RedcoError: weights or checkpoint cannot be read, or the output directory cannot be written.
     """
     pinned = pin_paths(job.loaded)
-    state = _first_state(job, mesh, updates, start)
+    state = _first_state(job, placement, updates, start)
     with contextlib.ExitStack() as stack:
         start.checkpoints.sweep()
         stack.callback(start.checkpoints.close)
         recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
         _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned))
+        _write(start.directory / SHARDING_NAME, json.dumps(placement.plan.described(), indent=1))
         if job.recipe.logging.plot:
             stack.callback(_plot, start.directory)
         setup = Setup(
             job,
-            mesh,
+            placement,
             timeline,
             updates.optimizer,
             updates.schedule,
@@ -159,19 +164,24 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
     return means
 
 
-def _first_state(job: Job, mesh: Mesh, updates: Updates, start: Start) -> TrainState:
+def _first_state(job: Job, placement: Placement, updates: Updates, start: Start) -> TrainState:
     """The state to train from, born on the mesh: restored, loaded from saved weights, or initialised."""
-    optimizer, frozen, sharding = updates.optimizer, updates.frozen, replicated(mesh)
+
+    def begin(params: Params) -> TrainState:
+        return new_state(params, updates.frozen, updates.optimizer)
+
+    abstract = jax.eval_shape(begin, job.model.abstract)
+    shardings = placement.following(abstract, job.model.abstract)
     if start.source is not None:
-        abstract = jax.eval_shape(lambda params: new_state(params, frozen, optimizer), job.model.abstract)
-        placed = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
+        placed = jax.tree.map(
+            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
+        )
         note(f"continuing from {shown(start.source.path(start.step))}")
         return start.source.restore(start.step, placed)
-    params, fresh = initial_params(job.model, job.recipe.model, sharding, seed=job.recipe.seed, where=job.where)
+    params, fresh = initial_params(job.model, job.recipe.model, placement.params, seed=job.recipe.seed, where=job.where)
     if fresh:
         note(f"the checkpoint has no {', '.join(fresh)}: initialised, to be trained")
-    begin = jax.jit(lambda params: new_state(params, frozen, optimizer), out_shardings=sharding, donate_argnums=0)
-    state: TrainState = begin(params)
+    state: TrainState = jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params)
     return state
 
 

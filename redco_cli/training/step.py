@@ -29,9 +29,20 @@ Metrics = dict[str, jax.Array]
 
 
 def make_train_step(
-    loss: LossFunction, optimizer: optax.GradientTransformation, schedule: Schedule, seed: int
+    loss: LossFunction,
+    optimizer: optax.GradientTransformation,
+    schedule: Schedule,
+    seed: int,
+    places: Any,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """One optimizer step.
+
+    Args:
+        loss: of a micro-batch.
+        optimizer: clipping included.
+        schedule: updates done to learning rate.
+        seed: of dropout.
+        places: like the trainable parameters, the sharding of each and of its gradient.
 
     Returns:
         A function of a state and a batch whose arrays have leading dims [M, B], to the next state and float32 scalars:
@@ -41,7 +52,7 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
-        total, gradient_sum = _accumulate(loss, state, batch, key)
+        total, gradient_sum = _accumulate(loss, state, batch, key, places)
         gradient = jax.tree.map(lambda leaf: leaf / total.weight, gradient_sum)
         mean, norm = total.sum / total.weight, optax.tree.norm(gradient)
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
@@ -82,8 +93,12 @@ def make_eval_step(loss: LossFunction) -> Callable[[Params, Batch], Loss]:
     return eval_step
 
 
-def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any) -> tuple[Loss, Params]:
+def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any, places: Any) -> tuple[Loss, Params]:
     """Adds losses and gradients of the sum over the micro-batches, in float32."""
+
+    def scattered(gradient: Params) -> Params:
+        constrained: Params = jax.lax.with_sharding_constraint(gradient, places)
+        return constrained
 
     def loss_sum(trainable: Params, micro_batch: Batch, micro_key: Any) -> tuple[jax.Array, Loss]:
         result = loss(merge(trainable, state.frozen), micro_batch, micro_key, True)
@@ -93,7 +108,7 @@ def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any) -
         gradient, result = jax.grad(loss_sum, has_aux=True)(
             state.trainable, micro_batch, jax.random.fold_in(key, index)
         )
-        return result, jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
+        return result, scattered(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient))
 
     count = jax.tree.leaves(batch)[0].shape[0]
     if count == 1:  # a loop around one pass would only hide it from the compiler
@@ -103,6 +118,6 @@ def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any) -
         return jax.tree.map(jnp.add, carry, one(*xs)), None
 
     shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], batch), 0)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    total: tuple[Loss, Params] = jax.lax.scan(add, zeros, (batch, jnp.arange(count)))[0]
+    loss_zeros, zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    total: tuple[Loss, Params] = jax.lax.scan(add, (loss_zeros, scattered(zeros)), (batch, jnp.arange(count)))[0]
     return total

@@ -10,10 +10,12 @@ ROWS = [
     {"run"},
     {"planning"},  # rehearses what training does, with its timeline and its state
     {"training", "prediction"},
+    {"placement"},
     {"job"},
     {"models"},
     {"plugin", "data", "runtime", "console"},
     {"recipe"},
+    {"sharding"},
     {"errors"},
 ]
 """From top to bottom. A module may import its own package, and whatever is in a row further down."""

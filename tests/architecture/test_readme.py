@@ -65,7 +65,7 @@ def test_every_command_of_the_readme_can_be_run(words):
 
 
 def test_the_table_of_commands_is_complete():
-    rows = re.findall(r"^\| `redco (\w+)([^`]*)`", section("Commands"), re.MULTILINE)
+    rows = re.findall(r"^\| `redco ([\w-]+)([^`]*)`", section("Commands"), re.MULTILINE)
     assert sorted(name for name, _ in rows) == sorted(GROUP.commands)
     for name, rest in rows:
         known = {option for parameter in GROUP.commands[name].params for option in parameter.opts}

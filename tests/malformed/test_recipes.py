@@ -211,12 +211,13 @@ CASES = {
         (
             "recipe.yaml:2: train.micro_batch_size: a micro-batch of 4 examples cannot be split evenly "
             "over 3 devices\n"
-            "  -> take a multiple of 3, such as 3 or 6, or fewer devices (mesh.data)"
+            "  -> take a multiple of 3, such as 3 or 6, or fewer devices (mesh.data, mesh.fsdp)"
         ),
         overrides=("mesh.data=3",),
     ),
     "more devices than there are": Case(
-        ("command line: mesh.data: 16 devices wanted, but 8 cpu devices found\n  -> take mesh: auto or data: 8"),
+        "recipe.yaml:6: mesh: data 16 takes 16 devices, but 8 cpu devices found\n"
+        "  -> take mesh: auto, or sizes with a product of 8",
         overrides=("mesh.data=16", "train.global_batch_size=16"),
     ),
     "a warm-up longer than the run": Case(

@@ -10,7 +10,7 @@ from redco_cli.recipe.load import find_recipe, find_run, load_recipe, resolved_y
 from redco_cli.recipe.shipped import shipped_plugins, shipped_recipes
 
 BASE = "plugin: {module: causal_lm}\noutput_dir: runs/x\n"
-TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict, seed, train"
+TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict, seed, sharding, train"
 DURATION = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
 STEPS = "train.steps: Length of the run: optimizer steps or epochs."
 SHIPPED = ", ".join(shipped_recipes())

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from redco_cli.recipe.devices import MeshSection, OverrideSection
 from redco_cli.recipe.explain import field_section
 from redco_cli.recipe.load import load_recipe
-from redco_cli.recipe.schema import MeshSection, Recipe, Section, TrainSection, json_schema
+from redco_cli.recipe.schema import Recipe, TrainSection, json_schema
+from redco_cli.recipe.section import Section
 from redco_cli.recipe.shipped import shipped_directory, shipped_recipes
 
 BATCH = "train.global_batch_size: Examples per optimizer step, over all devices and micro-batches."
@@ -21,9 +23,10 @@ FILES = (
     "data.train.data_files: Files or glob patterns; relative ones are searched from the recipe's folder, "
     "then the working directory."
 )
-MESH = "mesh: How devices are laid out; `auto` puts all of them on the data axis."
+MESH = "mesh: How devices are laid out; `auto` takes all, and splits parameters no more than their memory needs."
+DATA = "mesh.data: Groups of devices that each hold all parameters and take their share of every batch."
 DURATION = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
-TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict, seed, train"
+TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict, seed, sharding, train"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict
             "train: {micro_batch_size: some}\n",
             "r.yaml:3: train.micro_batch_size: 'some' given, but a whole number is expected "
             "or one of 'auto' is expected\n  -> train.micro_batch_size: "
-            "Examples per forward and backward pass, over all devices; `auto` takes the global batch in one pass.",
+            "Examples per forward and backward pass, over all devices; `auto` takes as many as fit.",
         ),
         (
             "train: fast\n",
@@ -123,15 +126,22 @@ TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict
         ),
         (
             "mesh: {data: 0}\n",
-            "r.yaml:3: mesh.data: 0 given, but a number > 0 is expected\n"
-            "  -> mesh.data: Devices along the data axis: each takes its share of every batch.",
+            f"r.yaml:3: mesh.data: 0 given, but a number > 0 is expected\n  -> {DATA}",
+        ),
+        ("mesh: {dat: 2}\n", "r.yaml:3: mesh.dat: unknown key\n  -> did you mean data?"),
+        (
+            "sharding: {override: [{path: kernel, axes: [data]}]}\n",
+            "r.yaml:3: sharding.override.0.axes.0: 'data' given, "
+            "but one of 'fsdp', 'tensor' or 'tensor+fsdp' is expected\n"
+            "  -> sharding.override.0.axes: For each dim the mesh axis that splits it, both, or null; dims that are "
+            "not listed stay whole.",
         ),
         (
-            "mesh: {}\n",
-            "r.yaml:3: mesh.data: is missing\n"
-            "  -> add it: mesh.data: Devices along the data axis: each takes its share of every batch.",
+            "sharding: {override: [{axes: [fsdp]}]}\n",
+            "r.yaml:3: sharding.override.0.path: is missing\n"
+            "  -> add it: sharding.override.0.path: Regular expression, searched for in the paths that "
+            "`redco inspect-sharding` lists.",
         ),
-        ("mesh: {data: 1, fsdp: 2}\n", "r.yaml:3: mesh.fsdp: unknown key\n  -> known: data"),
         ("tarin: {}\n", "r.yaml:3: tarin: unknown key\n  -> did you mean train?"),
         ("zzz: 1\n", f"r.yaml:3: zzz: unknown key\n  -> known: {TOP}"),
         ("train:\n  learnin_rate: 1\n", "r.yaml:4: train.learnin_rate: unknown key\n  -> did you mean learning_rate?"),
@@ -201,7 +211,7 @@ def sections(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tu
 
 
 def test_every_section_is_found():
-    assert {section for _, section in sections()} == {Recipe, *Section.__subclasses__()}
+    assert {section for _, section in sections()} == {Recipe, *Section.__subclasses__()} - {OverrideSection}
 
 
 @pytest.mark.parametrize(("name", "section"), [pytest.param(*pair, id=pair[0] or "recipe") for pair in sections()])
@@ -224,7 +234,7 @@ def test_defaults_are_valid():
     for _, section in sections():
         if not any(info.is_required() for info in section.model_fields.values()):
             section.model_validate(section().model_dump())
-    assert MeshSection.model_fields["data"].is_required()
+    assert MeshSection() == MeshSection(data=1, fsdp=1, tensor=1)
     assert TrainSection().micro_batch_size == "auto"
 
 
@@ -242,7 +252,7 @@ def test_the_json_schema_is_closed_documented_and_knows_extends():
     assert list(schema["properties"]) == ["extends", *Recipe.model_fields]
     assert schema["anyOf"] == [{"required": ["extends"]}, {"required": ["plugin", "output_dir"]}]
     found = list(properties(schema))
-    assert len(found) == 1 + len(set(dict(sections()).values()) - {Recipe})
+    assert len(found) == 2 + len(set(dict(sections()).values()) - {Recipe})
     for section in found:
         assert section["additionalProperties"] is False
         assert "required" not in section

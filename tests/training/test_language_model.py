@@ -80,7 +80,7 @@ def test_parameters_are_born_on_the_mesh() -> None:
     from redco_cli.runtime.mesh import make_mesh
 
     job = prepare(load_recipe("recipe.yaml", ["mesh.data=8"]), stages=("train",))
-    mesh = make_mesh(job.recipe.mesh, job.where)
+    mesh = make_mesh({"data": job.recipe.mesh.data, "fsdp": 1, "tensor": 1}, job.where)
     params, fresh = initial_params(job.model, job.recipe.model, replicated(mesh), seed=0, where=job.where)
     assert fresh == ()
     assert all(leaf.sharding.device_set == set(jax.devices()) for leaf in jax.tree.leaves(params))

@@ -16,6 +16,8 @@ from redco_cli.training.step import make_eval_step, make_train_step
 PARAMS = {"layer": {"w": jnp.array([[0.5], [-0.25], [1.0]]), "b": jnp.array([0.1])}}
 OPTIMIZER = optax.sgd(0.1)
 
+HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
 
 def loss(params: object, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
     error = (batch["x"] @ params["layer"]["w"] + params["layer"]["b"])[:, 0] - batch["y"]
@@ -44,7 +46,7 @@ def reference(weights: list[int]) -> tuple[float, dict[str, dict[str, np.ndarray
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=8, max_size=8).filter(any), st.sampled_from([1, 2, 4, 8]))
 def test_any_cut_of_unevenly_weighted_examples_gives_the_same_step(weights: list[int], micro_batches: int) -> None:
-    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0)
+    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0, places=HERE)
     state, metrics = step(new_state(PARAMS, frozenset(), OPTIMIZER), batch_of(weights, micro_batches))
     value, params = reference(weights)
     np.testing.assert_allclose(metrics["loss"], value, rtol=1e-5)
@@ -55,8 +57,8 @@ def test_any_cut_of_unevenly_weighted_examples_gives_the_same_step(weights: list
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_step_that_is_not_finite_changes_nothing_but_the_counts(bad: float) -> None:
-    step = jax.jit(make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0))
-    state = new_state(PARAMS, frozenset(), OPTIMIZER)
+    step = jax.jit(make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0, places=HERE))
+    state = jax.device_put(new_state(PARAMS, frozenset(), OPTIMIZER), HERE)
     spoiled = batch_of([1, 1, 1, 1], 2)
     spoiled["x"] = spoiled["x"].at[1, 0, 0].set(bad)
     for count in (1, 2):
@@ -70,14 +72,14 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_counts(bad: float) ->
 
 
 def test_a_batch_without_weight_is_skipped() -> None:
-    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0)
+    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0, places=HERE)
     state, _ = step(new_state(PARAMS, frozenset(), OPTIMIZER), batch_of([0, 0, 0, 0], 2))
     assert int(state.skipped) == 1
     jax.tree.map(np.testing.assert_array_equal, state.params, PARAMS)
 
 
 def test_metrics_have_their_own_weight() -> None:
-    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0)
+    step = make_train_step(loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0, places=HERE)
     _, metrics = step(new_state(PARAMS, frozenset(), OPTIMIZER), batch_of([0, 3, 1, 0], 4))
     batch = jax.tree.map(lambda leaf: leaf[0], batch_of([0, 3, 1, 0], 1))
     error = (batch["x"] @ PARAMS["layer"]["w"] + PARAMS["layer"]["b"])[:, 0] - batch["y"]
@@ -89,7 +91,9 @@ def test_frozen_parameters_have_no_gradient_and_no_state() -> None:
     frozen = frozen_paths(PARAMS, ["layer/b"], [], "r.yaml:1: train.freeze")
     state = new_state(PARAMS, frozen, optimizer)
     assert [leaf.shape for leaf in jax.tree.leaves(state.opt_state)] == [(), (3, 1), (3, 1)]
-    following, _ = make_train_step(loss, optimizer, optax.constant_schedule(0.1), seed=0)(state, batch_of([1] * 4, 1))
+    following, _ = make_train_step(loss, optimizer, optax.constant_schedule(0.1), seed=0, places=HERE)(
+        state, batch_of([1] * 4, 1)
+    )
     np.testing.assert_array_equal(following.params["layer"]["b"], PARAMS["layer"]["b"])
     assert (following.params["layer"]["w"] != PARAMS["layer"]["w"]).all()
     assert merge(*partition(PARAMS, frozen)) == PARAMS
@@ -114,7 +118,7 @@ def test_dropout_keys_differ_by_step_and_micro_batch() -> None:
         noise = jax.random.normal(rng, ())
         return Loss(noise + 0 * params["layer"]["b"].sum(), jnp.float32(1))
 
-    step = jax.jit(make_train_step(noisy, OPTIMIZER, optax.constant_schedule(0.1), seed=7))
+    step = jax.jit(make_train_step(noisy, OPTIMIZER, optax.constant_schedule(0.1), seed=7, places=HERE))
     state: TrainState = new_state(PARAMS, frozenset(), OPTIMIZER)
     seen = []
     for micro_batches in (1, 2):

@@ -1,0 +1,126 @@
+"""A job on its devices: where parameters, optimizer state and batches live, and how a step uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from redco_cli.job import Job, first_batch, micro_batch_size
+from redco_cli.plugin.calls import call_predict
+from redco_cli.plugin.contract import Batch, Loss, Params
+from redco_cli.recipe.schema import Recipe
+from redco_cli.runtime.mesh import make_mesh
+from redco_cli.sharding.derive import make_plan
+from redco_cli.sharding.follow import follow
+from redco_cli.sharding.gather import gathering
+from redco_cli.sharding.override import Override
+from redco_cli.sharding.plan import Plan
+from redco_cli.sharding.reading import Reading, read
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where everything lives.
+
+    Attributes:
+        mesh: the devices.
+        plan: where each parameter lives and is used.
+        again: gathered parameters are forgotten after the forward pass, and gathered again in the backward pass.
+    """
+
+    mesh: Mesh
+    plan: Plan
+    again: bool = False
+
+    def shardings(self, specs: Any) -> Any:
+        """A tree of `PartitionSpec`s as one of shardings on the mesh."""
+        return jax.tree.map(
+            lambda spec: NamedSharding(self.mesh, spec), specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
+        )
+
+    @property
+    def params(self) -> Any:
+        """The sharding of each parameter."""
+        return self.shardings(self.plan.specs)
+
+    def following(self, state: Any, abstract: Params) -> Any:
+        """The sharding of each leaf of a state that belongs to the parameters, such as an optimizer's.
+
+        Args:
+            state: arrays or abstract.
+            abstract: the parameters.
+        """
+        return self.shardings(follow(state, abstract, self.plan.specs))
+
+    def loss(self, job: Job) -> Callable[[Params, Batch, Any, bool], Loss]:
+        """The job's loss of parameters that live in shards."""
+
+        def loss(params: Params, batch: Batch, key: Any, train: bool) -> Loss:
+            gathered = self.gathering(lambda params, batch, key: job.loss(params, batch, key, train))
+            result: Loss = gathered(params, batch, key)
+            return result
+
+        return loss
+
+    def gathering(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of (params, *arrays) that gathers parameters where it uses them."""
+        return gathering(function, self.plan.specs, self.plan.gathered, self.mesh, again=self.again)
+
+
+def place(job: Job, reading: Reading, sizes: Mapping[str, int], *, again: bool = False) -> Placement:
+    """Plans a job on the devices of this machine, or of all processes.
+
+    Args:
+        job: the job.
+        reading: its program.
+        sizes: of the mesh axes.
+        again: whether gathered parameters are gathered again in the backward pass.
+
+    Raises:
+        DeviceError: too few devices, or parameters that cannot be split so.
+        RecipeError: `sharding.override` does not fit.
+    """
+    plan = make_plan(reading, sizes, override=overrides(job.recipe), where=job.where)
+    return Placement(make_mesh(sizes, job.where), plan, again)
+
+
+def overrides(recipe: Recipe) -> tuple[Override, ...]:
+    """`sharding.override` of a recipe."""
+    return tuple(
+        (one.path, [None if axes is None else axes.split("+") for axes in one.axes]) for one in recipe.sharding.override
+    )
+
+
+def read_loss(job: Job) -> Reading:
+    """The logical axes of the parameters, from the plugin's loss over a global micro-batch."""
+
+    def loss(params: Params, arrays: Any) -> Any:
+        return job.loss(params, arrays, jax.random.key(0), train=True).sum
+
+    return read(loss, job.model.abstract, abstract_batch(job, micro_batch_size(job.recipe)))
+
+
+def read_prediction(job: Job) -> Reading:
+    """The logical axes of the parameters, from the plugin's predictions of a batch."""
+
+    def predict(params: Params, arrays: Any) -> Any:
+        return call_predict(job.plugin, job.context("predict"), params, arrays, jax.random.key(0))
+
+    return read(predict, job.model.abstract, abstract_batch(job, micro_batch_size(job.recipe), "predict"))
+
+
+def abstract_batch(job: Job, size: int, stage: Any = "train") -> Any:
+    """The shapes of a batch like the first examples of a stage.
+
+    Args:
+        job: the job.
+        size: number of examples, the leading dim of every array.
+        stage: whose examples.
+    """
+    batch = first_batch(job, stage)
+    return {name: jax.ShapeDtypeStruct((size, *np.shape(leaf)[1:]), leaf.dtype) for name, leaf in batch.items()}
