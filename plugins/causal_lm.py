@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, encode, generate, next_token_loss, pad, padding_id, tokenizer_of
+from redco_cli.plugin.parts import column, decode, encode, generate, pad, padding_id, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
     """Cross-entropy of each next token, the end mark included."""
-    logits = ctx.model(params, batch["input_ids"], batch["attention_mask"], rng=rng, train=train)
-    return next_token_loss(logits, batch["labels"])
+    loss: Loss = ctx.model.next_token_loss(params, **batch, rng=rng, train=train)
+    return loss
 
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:

@@ -20,7 +20,7 @@ import jax
 
 from redco_cli.errors import PluginError
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, exact_match, generate, next_token_loss, pad, padding_id, tokenizer_of
+from redco_cli.plugin.parts import column, decode, exact_match, generate, pad, padding_id, tokenizer_of
 
 Messages = list[dict[str, str]]
 ASSISTANT = "assistant"
@@ -71,8 +71,8 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
     """Cross-entropy of each token of the answers, given everything before it."""
-    logits = ctx.model(params, batch["input_ids"], batch["attention_mask"], rng=rng, train=train)
-    return next_token_loss(logits, batch["labels"])
+    loss: Loss = ctx.model.next_token_loss(params, **batch, rng=rng, train=train)
+    return loss
 
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:

@@ -21,7 +21,6 @@ from redco_cli.plugin.parts import (
     decode,
     generate,
     held_out,
-    next_token_loss,
     pad,
     standard_library,
     tokenizer_of,
@@ -66,8 +65,9 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
     """Cross-entropy of each next byte, in nats."""
-    logits = ctx.model(params, batch["input_ids"], rng=rng, train=train)
-    return next_token_loss(logits, batch["input_ids"])
+    ids = batch["input_ids"]
+    loss: Loss = ctx.model.next_token_loss(params, ids, labels=ids, rng=rng, train=train)
+    return loss
 
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:

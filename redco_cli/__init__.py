@@ -1,9 +1,9 @@
 """redco: distributed JAX training and inference from a YAML recipe and three functions.
 
-`train`, `predict` and `inspect_sharding` do what the commands do; `load_model` gives a model and its parameters, and
-`redco_cli.sharding.derive` the sharding of any JAX program:
+`train`, `predict`, `export` and `inspect_sharding` do what the commands do; `load_model` gives a model and its
+parameters, and `redco_cli.sharding.derive` the sharding of any JAX program:
 
-    from redco_cli import inspect_sharding, load_model, predict, train
+    from redco_cli import export, inspect_sharding, load_model, predict, train
     from redco_cli.sharding import derive
 """
 
@@ -13,15 +13,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from redco_cli.models.export import Exported
     from redco_cli.models.resolve import load_model
-    from redco_cli.run import TrainResult, inspect_sharding, predict, train
+    from redco_cli.run import TrainResult, export, inspect_sharding, predict, train
 
 __version__ = "0.1.0"
-__all__ = ["TrainResult", "__version__", "inspect_sharding", "load_model", "predict", "train"]
+__all__ = ["Exported", "TrainResult", "__version__", "export", "inspect_sharding", "load_model", "predict", "train"]
 
 _HOMES = {
+    "Exported": "redco_cli.models.export",
     "load_model": "redco_cli.models.resolve",
     "TrainResult": "redco_cli.run",
+    "export": "redco_cli.run",
     "inspect_sharding": "redco_cli.run",
     "predict": "redco_cli.run",
     "train": "redco_cli.run",

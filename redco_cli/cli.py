@@ -1,4 +1,4 @@
-"""The commands. Each reads its arguments, calls `run`, prints a result; errors become exit codes.
+"""The commands. Each reads its arguments, calls `run`, prints a result; `shell` makes errors exit codes.
 
 Nothing here imports JAX, transformers or datasets before a recipe has been read: a wrong one is refused at once.
 """
@@ -8,48 +8,27 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
-import traceback
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Literal
 
 import typer
-import typer.core
 
 from redco_cli import __version__
-from redco_cli.console import masked_tokens, note, prediction, print_error, result, table, warn
+from redco_cli.console import masked_tokens, note, prediction, print_error, result, table
 from redco_cli.console.plan import show_plan
-from redco_cli.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, RedcoError
+from redco_cli.errors import EXIT_DONE
 from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
 from redco_cli.runtime.pretend import pretend_devices
-
-
-class _Commands(typer.core.TyperGroup):
-    """Turns what a command raises into a message and an exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except RedcoError as error:
-            if ctx.params.get("show_traceback"):
-                traceback.print_exc()
-            print_error(error)
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            note("interrupted")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-        except BrokenPipeError:  # the reader has seen enough; Python would complain again when it flushes
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(EXIT_FAILED) from None
-
+from redco_cli.runtime.processes import joined
+from redco_cli.shell import Commands, show_warning
 
 app = typer.Typer(
     name="redco",
-    cls=_Commands,
+    cls=Commands,
     help="Distributed JAX training and inference from a YAML recipe and three functions.",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
@@ -61,6 +40,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Values to change: train.steps=100 model.dtype=bfloat16"),
 ]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="last|best|PATH", help="Which parameters to take.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
@@ -80,25 +60,25 @@ def options(
 @app.command(epilog="Example: redco train quickstart train.steps=200 output_dir=runs/short")
 def train(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False) -> None:
     """Train, evaluate and checkpoint a recipe. Run it again to continue where it stopped."""
-    load_recipe(recipe, overrides or ())
-    from redco_cli.run import train as run_train
+    with joined(load_recipe(recipe, overrides or ()), note, print_error):
+        from redco_cli.run import train as run_train
 
-    outcome = run_train(recipe, overrides or ())
-    if outcome.evaluations and not as_json:
-        columns = list(outcome.evaluations[-1][1])
-        rows = [[step, *(values.get(name) for name in columns)] for step, values in outcome.evaluations]
-        best = next((row for row, (step, _) in enumerate(outcome.evaluations) if step == outcome.best), None)
-        table("evaluations", ["step", *columns], rows, best)
-    document = {
-        "output_dir": str(outcome.output_dir),
-        "step": outcome.step,
-        "train": dict(outcome.train),
-        "best_checkpoint": None if outcome.best is None else f"checkpoint-{outcome.best}",
-        "checkpoint": outcome.checkpoint.name,
-    }
-    if as_json:
-        document["evaluations"] = [{"step": step, **values} for step, values in outcome.evaluations]
-    result(document, as_json)
+        outcome = run_train(recipe, overrides or ())
+        if outcome.evaluations and not as_json:
+            columns = list(outcome.evaluations[-1][1])
+            rows = [[step, *(values.get(name) for name in columns)] for step, values in outcome.evaluations]
+            best = next((row for row, (step, _) in enumerate(outcome.evaluations) if step == outcome.best), None)
+            table("evaluations", ["step", *columns], rows, best)
+        document = {
+            "output_dir": str(outcome.output_dir),
+            "step": outcome.step,
+            "train": dict(outcome.train),
+            "best_checkpoint": None if outcome.best is None else f"checkpoint-{outcome.best}",
+            "checkpoint": outcome.checkpoint.name,
+        }
+        if as_json:
+            document["evaluations"] = [{"step": step, **values} for step, values in outcome.evaluations]
+        result(document, as_json)
 
 
 @app.command(epilog="Example: redco predict runs/quickstart --input prompts.jsonl --show 4")
@@ -114,27 +94,53 @@ def predict(
     output_file: Annotated[
         str | None, typer.Option("--output", metavar="FILE", help="Default: OUTPUT_DIR/predictions/NAME.jsonl")
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option("--checkpoint", metavar="last|best|PATH", help="Which parameters to predict with.")
-    ] = "last",
+    checkpoint: Checkpoint = "last",
     show: Annotated[int, typer.Option("--show", metavar="N", min=0, help="Also print the first N predictions.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Predict a JSON-lines file or the eval examples: in order, each once, continuing if killed."""
     from redco_cli.recipe.load import find_run
 
-    load_recipe(find_run(target)[0], overrides or ())
-    from redco_cli.run import predict as run_predict
+    with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error):
+        from redco_cli.run import predict as run_predict
 
-    file = run_predict(target, overrides or (), input=input_file, output=output_file, checkpoint=checkpoint)
-    with file.open(encoding="utf-8") as lines:
-        predictions = [json.loads(line) for line in lines]
-    if as_json:
-        result({"output": str(file), "examples": len(predictions), "predictions": predictions[:show]}, as_json)
-        return
-    for line in predictions[:show]:
-        prediction(line["index"], line["example"], line["prediction"])
-    result({"output": str(file), "examples": len(predictions)}, as_json)
+        file = run_predict(target, overrides or (), input=input_file, output=output_file, checkpoint=checkpoint)
+        with file.open(encoding="utf-8") as lines:
+            predictions = [json.loads(line) for line in lines]
+        if as_json:
+            result({"output": str(file), "examples": len(predictions), "predictions": predictions[:show]}, as_json)
+            return
+        for line in predictions[:show]:
+            prediction(line["index"], line["example"], line["prediction"])
+        result({"output": str(file), "examples": len(predictions)}, as_json)
+
+
+@app.command(epilog="Example: redco export runs/instruct --output exported --checkpoint best --dtype bfloat16")
+def export(
+    target: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="The output directory of a run, or its recipe.")],
+    output: Annotated[str, typer.Option("--output", metavar="DIR", help="A new or empty directory.")],
+    overrides: Overrides = None,
+    checkpoint: Checkpoint = "last",
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option("--dtype", help="Of all weights; default: what model.name has, else float32."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a trained model as a directory that transformers and vLLM load, and prove it by loading it again."""
+    from redco_cli.recipe.load import find_run
+
+    load_recipe(find_run(target)[0], overrides or ())
+    from redco_cli.run import export as run_export
+
+    exported = run_export(target, overrides or (), output=output, checkpoint=checkpoint, dtype=dtype)
+    document = {
+        "directory": str(exported.directory),
+        "files": [str(file.relative_to(exported.directory)) for file in exported.files],
+        "bytes": exported.nbytes,
+        "difference": exported.difference,
+    }
+    result(document, as_json)
 
 
 @app.command(epilog="Example: redco validate recipes/quickstart.yaml train.steps=100")
@@ -235,6 +241,31 @@ def init(
     result({"next": f"redco train {files[0]}"}, False)
 
 
+@app.command(epilog="Example: redco launch --processes 2 --devices-per-process 2 -- train quickstart")
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="train or predict, and what follows.")],
+    processes: Annotated[int, typer.Option("--processes", metavar="N", min=1, help="How many.")],
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            "--devices-per-process", metavar="M", min=1, help="Pretended CPU devices here, GPUs in a file to submit."
+        ),
+    ] = None,
+    emit: Annotated[
+        Literal["slurm", "jobset"] | None,
+        typer.Option("--emit", help="Start nothing, but print the file that a scheduler takes."),
+    ] = None,
+) -> None:
+    """Run a command as several processes on this machine, or print the file to submit it to a scheduler."""
+    from redco_cli.launch.emit import submission
+    from redco_cli.launch.local import launch as start
+
+    if emit is not None:
+        print(submission(emit, command, processes, devices), end="")  # noqa: T201 - a file
+        return
+    raise typer.Exit(start(command, processes, devices))
+
+
 @app.command(epilog="Example: redco doctor --json")
 def doctor(as_json: Json = False) -> None:
     """Show devices, versions, processes, caches and extras."""
@@ -252,17 +283,5 @@ def schema() -> None:
 def main() -> None:
     """The entry point."""
     os.environ.setdefault("USE_TORCH", "0")  # transformers would import it where it is installed, a second for nothing
-    warnings.showwarning = _show_warning
+    warnings.showwarning = show_warning
     app()
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """What Python code warns of, as a line like ours."""
-    warn(f"{message} ({category.__name__} at {filename}:{lineno})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,9 @@ from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.follow import follow
 from redco_cli.sharding.gather import gathering
 from redco_cli.sharding.override import Override
-from redco_cli.sharding.plan import Plan
+from redco_cli.sharding.plan import BATCH_AXES, Plan
 from redco_cli.sharding.reading import Reading, read
+from redco_cli.sharding.rows import rows_shared
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,13 @@ class Placement:
 
     def gathering(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of (params, *arrays) that gathers parameters where it uses them."""
-        return gathering(function, self.plan.specs, self.plan.gathered, self.mesh, again=self.again)
+        ways = math.prod(self.plan.mesh[axis] for axis in BATCH_AXES)
+
+        def on_the_mesh(*arguments: Any) -> Any:
+            with rows_shared(ways):
+                return function(*arguments)
+
+        return gathering(on_the_mesh, self.plan.specs, self.plan.gathered, self.mesh, again=self.again)
 
 
 def place(job: Job, reading: Reading, sizes: Mapping[str, int], *, again: bool = False) -> Placement:
@@ -102,7 +110,9 @@ def read_loss(job: Job) -> Reading:
     def loss(params: Params, arrays: Any) -> Any:
         return job.loss(params, arrays, jax.random.key(0), train=True).sum
 
-    return read(loss, job.model.abstract, abstract_batch(job, micro_batch_size(job.recipe)))
+    rows = micro_batch_size(job.recipe)
+    with rows_shared(rows):
+        return read(loss, job.model.abstract, abstract_batch(job, rows))
 
 
 def read_prediction(job: Job) -> Reading:

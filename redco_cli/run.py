@@ -1,4 +1,4 @@
-"""The main path: train and predict, as sequences of named steps."""
+"""The main path: train, predict and export, as sequences of named steps."""
 
 from __future__ import annotations
 
@@ -6,29 +6,39 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import jax
 
 from redco_cli.console import CountProgress, TrainProgress, note
 from redco_cli.data.jsonl import read_jsonl
-from redco_cli.job import check_sizes, prepare, stages_of
+from redco_cli.errors import ModelError, StorageError
+from redco_cli.job import Job, check_sizes, prepare, stages_of
+from redco_cli.models.export import Exported, check_place, export_model
 from redco_cli.models.initial import check_initial
-from redco_cli.placement import read_loss, read_prediction
-from redco_cli.planning.choice import arranged, placed
+from redco_cli.models.load_examples import example_inputs, example_loss
+from redco_cli.models.weights import checkpoint_directory
+from redco_cli.placement import Placement, place, read_loss, read_prediction
+from redco_cli.planning.choice import arranged, memory_of_a_device, placed
 from redco_cli.planning.inspect import inspect
 from redco_cli.planning.picture import write_picture
 from redco_cli.planning.report import as_json
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.prediction.predict import Predictor, check_output, write_predictions
-from redco_cli.recipe.load import find_run, load_recipe
+from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.signals import stop_on_signal
-from redco_cli.training.resume import find_start, open_output, output_directory, trained_params
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR
+from redco_cli.sharding.reading import read, unread
+from redco_cli.training.resume import find_start, open_output, output_directory, own_checkpoints, trained_params
 from redco_cli.training.session import drive, open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 
 Name = str | os.PathLike[str]
+_SETS_AT_ONCE = 4
+"""How many times an export may hold its parameters: those loaded again, and both rounded, besides."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +134,73 @@ def predict(
         predictor = Predictor(job, placement, progress.compiling)
         write_predictions(predictor, params, job, file, origin, progress.update)
     return file
+
+
+def export(
+    target: Name,
+    overrides: Sequence[str] = (),
+    *,
+    output: Name,
+    checkpoint: str = "last",
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+) -> Exported:
+    """Writes a trained model as a directory that transformers and vLLM load, and proves it by loading it again.
+
+    Needs no data. Whatever the recipe's mesh, one device holds the parameters where there is room, else all share them.
+
+    Args:
+        target: the output directory of a run, a recipe file, or the name of a shipped recipe. A recipe exports the
+            newest checkpoint in its `output_dir`; without one, the weights that `model.name` loads.
+        overrides: `dotted.key=value` strings.
+        output: a new or empty directory.
+        checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
+        dtype: of all weights; default: of each what it has in `model.name`, else float32.
+
+    Returns:
+        What was written, and how far its logits are from those of the model.
+
+    Raises:
+        RedcoError: with place, problem and remedy.
+    """
+    recipe, directory = find_run(target)
+    loaded = load_recipe(recipe, overrides)
+    section = loaded.recipe.model
+    check_place(Path(output).absolute())
+    _check_exportable(loaded, directory, checkpoint)
+    enable_compilation_cache()
+    job = prepare(loaded, stages=(), given=())
+    params, origin = trained_params(job, _spread(job), directory or Path(loaded.recipe.output_dir), checkpoint)
+    note(f"exporting the parameters of {origin}")
+    source = None if section.name is None else checkpoint_directory(section, where=job.where)
+    tokenizer = job.tokenizer if source is None or section.tokenizer is not None else None
+    return export_model(job.model, params, Path(output), source=source, tokenizer=tokenizer, dtype=dtype)
+
+
+def _check_exportable(loaded: LoadedRecipe, directory: Path | None, checkpoint: str) -> None:
+    """Refuses a model that only its plugin knows, and a run that has not been trained."""
+    section = loaded.recipe.model
+    if section.name is None and section.config is None:
+        problem = "the model is the plugin's own (build_model), which transformers does not know"
+        raise ModelError(loaded.where("model"), problem, "only models of model.name or model.config can be exported")
+    if (
+        directory is not None
+        and checkpoint == "last"
+        and not own_checkpoints(directory.resolve(), loaded.recipe).steps()
+    ):
+        raise StorageError(shown(directory), "holds no checkpoint", "train first: redco train")
+
+
+def _spread(job: Job) -> Placement:
+    """Parameters on one device where it has room for those of an export and of its check; else over all devices."""
+    memory, count = memory_of_a_device(), len(jax.devices())
+    needed = _SETS_AT_ONCE * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(job.model.abstract))
+    if jax.process_count() == 1 and (memory is None or needed <= memory):
+        count = 1
+    inputs = example_inputs(job.model, count)
+    reading = unread(job.model.abstract)
+    if count > 1:
+        reading = read(lambda params, batch: example_loss(job.model, params, batch), job.model.abstract, inputs)
+    return place(job, reading, {DATA: 1, FSDP: count, TENSOR: 1})
 
 
 def inspect_sharding(

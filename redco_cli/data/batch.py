@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from redco_cli.errors import DataError, PluginError
 
+Own = Callable[[int], Sequence[int]]
+"""From the size of a batch to the rows that this process holds and collates, ascending; `range` is all of them."""
 _NARROWED: dict[type, Any] = {np.int64: np.int32, np.uint64: np.uint32, np.float64: np.float32}
 
 
@@ -18,23 +20,21 @@ _NARROWED: dict[type, Any] = {np.int64: np.int32, np.uint64: np.uint32, np.float
 class BatchPlan:
     """How the global batch of a step is cut.
 
-    Micro-batch m is rows [m * micro, (m + 1) * micro) of the global batch, and process p of P collates the
-    contiguous rows [p * micro / P, (p + 1) * micro / P) of each: the global batch is the same for any P.
+    Micro-batch m is rows [m * micro, (m + 1) * micro) of the global batch, and a process collates the same rows of
+    each: those of its devices. The global batch is the same however it is shared.
 
     Attributes:
         global_batch_size: examples per step, over all processes; a multiple of `micro_batch_size`.
-        micro_batch_size: examples per micro-batch, over all processes; a multiple of `process_count`.
-        process_index: which process this is.
-        process_count: how many processes there are.
+        micro_batch_size: examples per micro-batch, over all processes.
+        own: the rows of a micro-batch that this process collates.
     """
 
     global_batch_size: int
     micro_batch_size: int
-    process_index: int = 0
-    process_count: int = 1
+    own: Own = range
 
     def __post_init__(self) -> None:
-        if self.global_batch_size % self.micro_batch_size or self.micro_batch_size % self.process_count:
+        if self.global_batch_size % self.micro_batch_size:
             raise ValueError(f"{self} does not divide evenly")
 
     @property
@@ -45,12 +45,12 @@ class BatchPlan:
     @property
     def share(self) -> int:
         """Rows of one micro-batch that this process collates."""
-        return self.micro_batch_size // self.process_count
+        return len(self.own(self.micro_batch_size))
 
     def rows(self) -> list[int]:
         """The rows of the global batch that this process collates, one micro-batch after the other."""
-        first = self.process_index * self.share
-        return [m * self.micro_batch_size + first + row for m in range(self.n_micro) for row in range(self.share)]
+        own = self.own(self.micro_batch_size)
+        return [m * self.micro_batch_size + row for m in range(self.n_micro) for row in own]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from redco_cli.data.batch import BatchPlan, Slice, check_batch
+from redco_cli.data.batch import BatchPlan, Own, Slice, check_batch
 from redco_cli.data.examples import Example, Examples, is_indexed
 from redco_cli.errors import DataError
 
@@ -96,7 +96,7 @@ def train_batches(
         workers: threads that read ahead.
 
     Yields:
-        Name to array [n_micro, micro_batch_size / process_count, ...].
+        Name to array [n_micro, rows of this process, ...].
         Closing the iterator stops the threads; wrap it in `contextlib.closing`.
     """
     rows = plan.rows()
@@ -130,29 +130,26 @@ def eval_batches(
     examples: Sequence[Example],
     collate: Collate,
     cuts: Sequence[Slice],
-    process_index: int = 0,
-    process_count: int = 1,
+    own: Own = range,
     *,
     where: str,
     workers: int,
 ) -> Generator[tuple[Slice, Arrays], None, None]:
-    """The batch of each slice, in order: of a sharded one this process's contiguous part, else all of it.
+    """The batch of each slice, in order: of a sharded one this process's rows, else all of it.
 
     Args:
         examples: all examples.
         collate: as for `train_batches`.
-        cuts: what `cut` returned, for a number of shards that `process_count` divides.
-        process_index: which process this is.
-        process_count: how many there are.
+        cuts: what `cut` returned.
+        own: the rows of a batch that this process collates.
         where: the place of `collate_fn`, for errors.
         workers: threads that read ahead.
     """
 
     def read(number: int) -> tuple[Slice, Arrays]:
         part = cuts[number]
-        indices: Sequence[int] = range(part.start, part.stop)
-        if part.sharded:
-            indices = _share(indices, process_index, process_count)
+        size = part.stop - part.start
+        indices = [part.start + row for row in (own(size) if part.sharded else range(size))]
         return part, _collate(collate, _fetch(examples, indices), where)
 
     return _read_ahead(read, 0, len(cuts), workers)
@@ -163,8 +160,7 @@ def predict_batches(
     collate: Collate,
     batch_size: int,
     start: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
+    own: Own = range,
     *,
     where: str,
     workers: int,
@@ -174,10 +170,9 @@ def predict_batches(
     Args:
         examples: all examples.
         collate: as for `train_batches`.
-        batch_size: examples per batch over all processes; a multiple of `process_count`.
+        batch_size: examples per batch over all processes.
         start: index of the first example.
-        process_index: which process this is; it collates its contiguous part of each batch.
-        process_count: how many there are.
+        own: the rows of a batch that this process collates.
         where: the place of `collate_fn`, for errors.
         workers: threads that read ahead.
 
@@ -189,16 +184,10 @@ def predict_batches(
 
     def read(number: int) -> tuple[range, Arrays]:
         first = start + number * batch_size
-        filled = [min(index, n - 1) for index in range(first, first + batch_size)]
-        part = _fetch(examples, _share(filled, process_index, process_count))
+        part = _fetch(examples, [min(first + row, n - 1) for row in own(batch_size)])
         return range(first, min(first + batch_size, n)), _collate(collate, part, where)
 
     return _read_ahead(read, 0, -(-max(n - start, 0) // batch_size), workers)
-
-
-def _share(items: Sequence[int], process_index: int, process_count: int) -> Sequence[int]:
-    size = len(items) // process_count
-    return items[process_index * size : (process_index + 1) * size]
 
 
 def _fetch(examples: Sequence[Example], indices: Sequence[int]) -> list[Example]:

@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from redco_cli.models.decoder_config import DecoderConfig
 from redco_cli.models.decoder_layers import Dense, Norm, output_std
@@ -24,6 +25,8 @@ Kernel = Literal["plain", "xla", "cudnn"]
 
 _MASKED = float(np.finfo(np.float32).min)  # finite: a row that sees nothing is still no NaN
 _SMALLEST_BLOCK, _MOST_BLOCKS = 64, 8
+_WEIGHTS = "attention_weights"
+_keep_weights = jax.checkpoint_policies.save_only_these_names(_WEIGHTS)
 
 
 class Attention(nn.Module):  # type: ignore[misc]
@@ -56,7 +59,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         if cache is not None and cache.room:
             mixed = self._attend_from_cache(q, k, v, cache, layer, sight)
         else:
-            fused = self.kernel != "plain" and c.attention_softcap is None and not (self.train and c.attention_dropout)
+            fused = self._can_fuse(q.shape[1])
             attend = self._attend_fused if fused else self._attend_in_blocks
             mixed = attend(q, _repeat(k, c.heads), _repeat(v, c.heads), layer, sight)
         flat = mixed.reshape(*mixed.shape[:2], c.heads * c.head_dim)
@@ -71,19 +74,27 @@ class Attention(nn.Module):  # type: ignore[misc]
         x = x.reshape(*x.shape[:2], heads, c.head_dim)
         return Norm(c, self.dtype, name=norm)(x) if norm and c.qk_norm == "head" else x
 
+    def _can_fuse(self, length: int) -> bool:
+        """Whether the kernel computes what the config says; cuDNN's has no gradient for odd lengths and a mask."""
+        c = self.config
+        plain = c.attention_softcap is None and not (self.train and c.attention_dropout)
+        return self.kernel != "plain" and plain and (self.kernel != "cudnn" or length % 2 == 0)
+
     def _attend_fused(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
-        """What `_attend` returns, by JAX's own function, which is told of the order and the window if it can be."""
+        """What `_attend_in_blocks` returns, by JAX's function, which is told of the order and the window if it can be."""
         c = self.config
         assert self.kernel != "plain"
         q = q * layer.scale.astype(q.dtype) if c.layer_scales else q
         window, *others = {c.windows[0], *c.windows}
         told = not others
+        mask = sight.mask if told else _visible(layer, sight, windowed=any(c.windows))
+        mask, bias = _for_each_query(mask, q.shape[1]), _for_each_query(sight.bias, q.shape[1])
         mixed: Array = jax.nn.dot_product_attention(
             q,
             k,
             v,
-            sight.bias,
-            sight.mask if told else _visible(layer, sight, windowed=any(c.windows)),
+            bias,
+            mask,
             scale=c.attention_scale,
             is_causal=told,
             local_window_size=(window - 1, 0) if told and window else None,
@@ -92,22 +103,36 @@ class Attention(nn.Module):  # type: ignore[misc]
         return mixed
 
     def _attend_in_blocks(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
-        """What `_attend` returns, without the products of a block of queries with the keys behind its end."""
-        length = q.shape[1]
+        """The weighted sum of values [B, Q, H, D] for `q` [B, Q, H, D], `k` and `v` [B, K, H, D].
+
+        A block of queries meets the keys up to its end only. For the backward pass the weights are kept, and queries,
+        keys and values once, not the pieces of them that each block reads.
+        """
+        c, length = self.config, q.shape[1]
         block = max(_SMALLEST_BLOCK, -(-length // _MOST_BLOCKS))
         ends = [min(start + block, length) for start in range(0, length, block)]
-        blocks = [
-            self._attend(q[:, start:end], k[:, :end], v[:, :end], layer, _part(sight, start, end))
-            for start, end in zip([0, *ends], ends, strict=False)
-        ]
-        return jnp.concatenate(blocks, axis=1) if len(blocks) > 1 else blocks[0]
+
+        def blocks(q: Array, k: Array, v: Array) -> Array:
+            q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))  # once, not by the products of every block
+            done = [
+                self._attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], layer, _part(sight, start, end))
+                for start, end in zip([0, *ends], ends, strict=False)
+            ]
+            return jnp.swapaxes(jnp.concatenate(done, axis=2) if len(done) > 1 else done[0], 1, 2)
+
+        if self.train and c.attention_dropout:
+            return blocks(q, k, v)
+        mixed: Array = jax.checkpoint(blocks, prevent_cse=False, policy=_keep_weights)(q, k, v)
+        return mixed
 
     def _attend(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
-        """The weighted sum of values [B, Q, H, D] for `q` [B, Q, H, D], `k` and `v` [B, K, H, D]."""
+        """The weighted sum of values [B, H, Q, D] for `q` [B, H, Q, D], `k` and `v` [B, H, K, D]."""
         c = self.config
-        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
-        weights = nn.Dropout(c.attention_dropout, deterministic=not self.train)(self._weights(scores, layer, sight))
-        return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+        weights = checkpoint_name(self._weights(scores, layer, sight), _WEIGHTS)
+        if self.train and c.attention_dropout:
+            weights = nn.Dropout(c.attention_dropout, deterministic=False)(weights)
+        return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
 
     def _attend_from_cache(self, q: Array, k: Array, v: Array, cache: Cache, layer: Layer, sight: Sight) -> Array:
         """The weighted sum of values [B, Q, H, D] in the cache and of the next tokens.
@@ -165,6 +190,11 @@ def _visible(layer: Layer, sight: Sight, *, windowed: bool) -> Array:
         seen &= distance < layer.window
     seen = seen[None, None]
     return seen if sight.mask is None else seen & sight.mask
+
+
+def _for_each_query(array: Array | None, length: int) -> Array | None:
+    """[..., 1 or Q, K] as [..., Q, K]: cuDNN takes no mask and no bias that stands for all queries."""
+    return None if array is None else jnp.broadcast_to(array, (*array.shape[:-2], length, array.shape[-1]))
 
 
 def _repeat(x: Array, heads: int) -> Array:

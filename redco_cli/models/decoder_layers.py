@@ -46,6 +46,12 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 """Activations by their name in transformers."""
 
+recomputed = partial(jax.checkpoint, prevent_cse=False)
+"""Of an elementwise function: the backward pass computes it again, and only its arguments are kept for it.
+
+What is computed again costs little; kept by a loop over layers, it would be written to memory and read from there.
+"""
+
 
 class Dense(nn.Module):  # type: ignore[misc]
     """A projection of the last dim, with a kernel [E, F].
@@ -86,18 +92,21 @@ class Norm(nn.Module):  # type: ignore[misc]
     @nn.compact  # type: ignore[untyped-decorator]
     def __call__(self, x: Array) -> Array:
         """`x` [..., E] to the same shape."""
-        kind = self.config.norm
-        width = (x.shape[-1],)
-        x = x.astype(jnp.float32)
+        kind, width = self.config.norm, (x.shape[-1],)
         start = nn.initializers.zeros if kind == "rms_plus_one" else nn.initializers.ones
         scale = self.param("scale", start, width)
-        if kind == "layer":
-            x = x - x.mean(-1, keepdims=True)
-        x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.config.norm_eps)
-        x = x * (1 + scale if kind == "rms_plus_one" else scale)
-        if kind == "layer":
-            x = x + self.param("bias", nn.initializers.zeros, width)
-        return x.astype(self.dtype)
+        bias = self.param("bias", nn.initializers.zeros, width) if kind == "layer" else None
+
+        def normed(x: Array, scale: Array, bias: Array | None) -> Array:
+            x = x.astype(jnp.float32)
+            if bias is not None:
+                x = x - x.mean(-1, keepdims=True)
+            x = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.config.norm_eps)
+            x = x * (1 + scale if kind == "rms_plus_one" else scale)
+            return (x if bias is None else x + bias).astype(self.dtype)
+
+        result: Array = recomputed(normed)(x, scale, bias)
+        return result
 
 
 class Mlp(nn.Module):  # type: ignore[misc]
@@ -119,7 +128,11 @@ class Mlp(nn.Module):  # type: ignore[misc]
         c = self.config
         act = ACTIVATIONS[c.activation]
         widen = partial(Dense, self.width, c.mlp_bias, self.dtype, c.initializer_range)
-        inner = act(widen(name="gate")(x)) * widen(name="up")(x) if c.gated else act(widen(name="up")(x))
+        if c.gated:
+            gate, up = widen(name="gate")(x), widen(name="up")(x)
+            inner = recomputed(lambda gate, up: act(gate) * up)(gate, up)
+        else:
+            inner = recomputed(act)(widen(name="up")(x))
         return Dense(x.shape[-1], c.mlp_bias, self.dtype, output_std(c), name="down")(inner)
 
 

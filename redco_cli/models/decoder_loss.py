@@ -17,10 +17,13 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.sharding.rows import row_groups
 
 Array = Any
-IGNORED = -100
-"""The label of a token that counts nothing."""
+_LARGEST_ROW = 2**26
+"""Logits of one row that exist at a time: 256 MiB."""
+_FEWEST_PIECES = 4
 
 
 class Head(NamedTuple):
@@ -44,6 +47,20 @@ class _How(NamedTuple):
     cap: float | None
 
 
+class Counted(NamedTuple):
+    """Float32 scalars over the tokens with a label.
+
+    Attributes:
+        loss: sum of `weight * -log p(label)`; differentiable.
+        weight: sum of the weights.
+        correct: sum of the weights of tokens whose label has the largest logit.
+    """
+
+    loss: Array
+    weight: Array
+    correct: Array
+
+
 def head_of(params: Any, config: DecoderConfig) -> Head:
     """The head in the parameters of a decoder; the embedding where it is tied."""
     kernel = params["embedding"].T if config.tied else params["head"]
@@ -57,49 +74,58 @@ def cross_entropy(
     weights: Array | None = None,
     *,
     config: DecoderConfig,
-    piece: int = 4096,
-    groups: int = 1,
-) -> tuple[Array, Array]:
-    """The weighted sum of the tokens' losses, and the sum of the weights, both float32.
+    positions: int | None = None,
+    groups: int | None = None,
+) -> Counted:
+    """The tokens' losses, summed.
 
     Args:
         hidden: states that the head takes [B, S, E], as `Decoder.hidden` returns them; its type is the compute type.
         head: from `head_of`.
-        labels: the token that should follow each position [B, S]; -100 for none.
+        labels: the token that should follow each position [B, S]; `IGNORED_LABEL` for none.
         weights: of each token [B, S]; one each by default.
         config: how the logits are scaled and capped.
-        piece: tokens whose logits exist at a time, over all devices.
-        groups: number of devices that the batch is split over; it divides B. The head's gradient is summed within
-            each group in the loop, and over groups once at the end.
+        positions: C; default: a quarter of S, or less where a row's logits would be larger than 256 MiB.
+        groups: D, which divides B: the head's gradient is summed within each group in the loop, and over groups once
+            at the end. Default: one for each device that has rows of its own.
 
     Returns:
-        `sum(weight * -log p(label))` and `sum(weight)` over tokens with a label; differentiable in everything but
-        `labels`.
+        Sums that are differentiable in everything but `labels`.
     """
-    counted = labels != IGNORED
+    counted = labels != IGNORED_LABEL
     weights = jnp.where(counted, 1.0 if weights is None else weights.astype(jnp.float32), 0.0)
     batch, length = labels.shape
-    how = _How(max(1, min(length, piece // batch)), groups, config.logits_scale, config.logits_softcap)
-    total = _summed(hidden, head, jnp.where(counted, labels, 0), weights, how)
-    return total, weights.sum()
+    most = max(1, min(-(-length // _FEWEST_PIECES), _LARGEST_ROW // head.kernel.shape[1]))
+    how = _How(
+        most if positions is None else min(length, positions),
+        row_groups(batch) if groups is None else groups,
+        config.logits_scale,
+        config.logits_softcap,
+    )
+    total, correct = _summed(hidden, head, jnp.where(counted, labels, 0), weights, how)
+    return Counted(total, weights.sum(), correct)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _summed(hidden: Array, head: Head, labels: Array, weights: Array, how: _How) -> Array:
-    def add(total: Array, piece: tuple[Array, Array, Array]) -> tuple[Array, None]:
+def _summed(hidden: Array, head: Head, labels: Array, weights: Array, how: _How) -> tuple[Array, Array]:
+    def add(sums: tuple[Array, Array], piece: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
         states, targets, share = piece
-        return total + (_losses(_logits(states, head, how)[0], targets)[0] * share).sum(), None
+        logits, _ = _logits(states, head, how)
+        return (sums[0] + (_losses(logits, targets)[0] * share).sum(), sums[1] + _right(logits, targets, share)), None
 
-    return jax.lax.scan(add, jnp.zeros((), jnp.float32), _pieces((hidden, labels, weights), how))[0]
+    zeros = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+    return jax.lax.scan(add, zeros, _pieces((hidden, labels, weights), how))[0]
 
 
-def _forward(hidden: Array, head: Head, labels: Array, weights: Array, how: _How) -> tuple[Array, Any]:
-    """The sum, and its gradients: for hidden states, head and weights."""
+def _forward(
+    hidden: Array, head: Head, labels: Array, weights: Array, how: _How
+) -> tuple[tuple[Array, Array], tuple[Array, Head, Array]]:
+    """The sums, and the gradients of the first: for hidden states, head and weights."""
     groups = how.groups
     empty = jnp.zeros((groups, *head.kernel.shape), jnp.float32)
     empty_bias = None if head.bias is None else jnp.zeros((groups, *head.bias.shape), jnp.float32)
 
-    def add(sums: tuple[Array, Array, Array], piece: tuple[Array, Array, Array]) -> tuple[Any, tuple[Array, Array]]:
+    def add(sums: tuple[Array, Array, Array, Array], piece: tuple[Array, Array, Array]) -> tuple[Any, Any]:
         states, targets, share = piece
         logits, slope = _logits(states, head, how)
         losses, log_norm = _losses(logits, targets)
@@ -111,19 +137,20 @@ def _forward(hidden: Array, head: Head, labels: Array, weights: Array, how: _How
         by_group = (groups, -1)
         rows, cause = states.reshape(*by_group, states.shape[-1]), narrow.reshape(*by_group, narrow.shape[-1])
         to_kernel = jnp.einsum("dte,dtv->dev", rows, cause, preferred_element_type=jnp.float32)
-        total, kernel, bias = sums
+        total, correct, kernel, bias = sums
         if bias is not None:  # the bias is added after the product and scaled with it
             bias = bias + wrong.reshape(*by_group, wrong.shape[-1]).sum(1)
-        return (total + (losses * share).sum(), kernel + to_kernel, bias), (to_states, losses)
+        following = total + (losses * share).sum(), correct + _right(logits, targets, share), kernel + to_kernel, bias
+        return following, (to_states, losses)
 
-    start = (jnp.zeros((), jnp.float32), empty, empty_bias)
-    (total, kernel, bias), (states, losses) = jax.lax.scan(add, start, _pieces((hidden, labels, weights), how))
+    start = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), empty, empty_bias)
+    (total, correct, kernel, bias), (states, losses) = jax.lax.scan(add, start, _pieces((hidden, labels, weights), how))
     to_head = jax.tree.map(lambda sums, leaf: sums.sum(0).astype(leaf.dtype), Head(kernel, bias), head)
-    return total, (_whole(states, hidden.shape[1]), to_head, _whole(losses, labels.shape[1]))
+    return (total, correct), (_whole(states, hidden.shape[1]), to_head, _whole(losses, labels.shape[1]))
 
 
-def _backward(_how: _How, kept: Any, cotangent: Array) -> tuple[Any, Any, None, Any]:
-    states, head, losses = jax.tree.map(lambda grad: (grad * cotangent).astype(grad.dtype), kept)
+def _backward(_how: _How, kept: Any, cotangents: tuple[Array, Array]) -> tuple[Any, Any, None, Any]:
+    states, head, losses = jax.tree.map(lambda grad: (grad * cotangents[0]).astype(grad.dtype), kept)
     return states, head, None, losses
 
 
@@ -146,6 +173,14 @@ def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
     """Each token's loss [B, C], and the logarithm that normalises its probabilities."""
     log_norm = jax.nn.logsumexp(logits, axis=-1)
     return log_norm - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0], log_norm
+
+
+def _right(logits: Array, targets: Array, share: Array) -> Array:
+    """The weights of tokens whose label has the largest logit, summed."""
+    rank = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    largest = logits == logits.max(-1, keepdims=True)
+    first = jnp.where(largest, rank, logits.shape[-1]).min(-1)  # argmax, in loops that XLA makes fast on CPU
+    return ((first == targets) * share).sum()
 
 
 def _pieces(arrays: tuple[Array, ...], how: _How) -> tuple[Array, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from redco_cli.errors import ModelError
@@ -16,8 +17,10 @@ from redco_cli.models.decoder_config import DecoderConfig
 from redco_cli.models.decoder_generate import generate
 from redco_cli.models.decoder_loss import cross_entropy, head_of
 from redco_cli.models.families_read import decoder_config
-from redco_cli.plugin.contract import Params
+from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
+_WIDEST_HEAD = 128
+"""Of cuDNN's attention before Hopper."""
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "segment_ids")
 
 
@@ -73,33 +76,24 @@ class DecoderModel:
         return self._apply(params, "hidden", inputs, named, rng, train)
 
     def next_token_loss(
-        self,
-        params: Params,
-        input_ids: Any,
-        labels: Any,
-        weights: Any = None,
-        *,
-        rng: Any = None,
-        train: bool = False,
-        piece: int = 4096,
-        groups: int = 1,
-        **named: Any,
-    ) -> tuple[Any, Any]:
-        """The weighted sum of the tokens' losses and the sum of their weights, without logits of the whole batch.
+        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
+    ) -> Loss:
+        """The loss of predicting each token from those before it, without logits of the whole batch.
 
         Args:
             params: as `init` returns them.
-            input_ids: [B, S]; `named` are the other inputs of a call.
-            labels: the token that should follow each position [B, S]; -100 for none.
-            weights: of each token [B, S]; one each by default.
+            inputs: those of a call; `named` likewise by name.
+            labels: [B, S], aligned with `input_ids`: token i, or `IGNORED_LABEL` where it carries no loss.
             rng: key for dropout.
             train: whether dropout is active.
-            piece: tokens whose logits exist at a time, over all devices.
-            groups: number of devices that the batch is split over.
+
+        Returns:
+            What `plugin.parts.next_token_loss` makes of the logits.
         """
-        hidden = self.hidden(params, input_ids, rng=rng, train=train, **named)
-        head = head_of(params, self.decoder)
-        return cross_entropy(hidden, head, labels, weights, config=self.decoder, piece=piece, groups=groups)
+        hidden = self.hidden(params, *inputs, rng=rng, train=train, **named)
+        following = jnp.concatenate([labels[:, 1:], jnp.full_like(labels[:, :1], IGNORED_LABEL)], axis=1)
+        found = cross_entropy(hidden, head_of(params, self.decoder), following, config=self.decoder)
+        return Loss(found.loss, found.weight, {"accuracy": found.correct})
 
     def decoder_inputs(self, labels: Any) -> Any:
         """A decoder without an encoder reads the labels themselves.
@@ -162,7 +156,7 @@ class DecoderModel:
         if limit and length > limit:
             raise ModelError(
                 self.where,
-                f"input_ids has {length} tokens, but the model has positions for {limit}",
+                f"input_ids has {length} tokens, but the model has positions for {limit} (max_position_embeddings)",
                 "make sequences shorter: data.max_length, predict.generation.max_new_tokens",
             )
 
@@ -221,7 +215,7 @@ def build_decoder(
     where: str,
     place: Callable[[str], str] | None = None,
     remat: Remat = "none",
-    kernel: Kernel = "plain",
+    kernel: Kernel | None = None,
     unroll: int = 1,
     layer_params: Callable[[Params], Params] | None = None,
 ) -> DecoderModel:
@@ -234,7 +228,7 @@ def build_decoder(
         where: the place in the recipe, for errors.
         place: a setting's name to its place, for settings that are refused; `where` for all of them by default.
         remat: what the backward pass recomputes.
-        kernel: which code computes attention.
+        kernel: which code computes attention; default: cuDNN where JAX runs on an NVIDIA GPU and it can, else ours.
         unroll: how many layers the loop over layers has in its body.
         layer_params: see `Decoder`.
 
@@ -242,5 +236,12 @@ def build_decoder(
         ModelError: the config's type is not covered, or a setting is not honoured.
     """
     own = decoder_config(config, where=place or (lambda _: where))
-    module = Decoder(own, dtype=jnp.dtype(dtype), remat=remat, kernel=kernel, unroll=unroll, layer_params=layer_params)
+    used = kernel or ("cudnn" if _cudnn_can(own, dtype) else "plain")
+    module = Decoder(own, dtype=jnp.dtype(dtype), remat=remat, kernel=used, unroll=unroll, layer_params=layer_params)
     return DecoderModel(config, "causal_lm", where, module, generation_config, abstract_params(module))
+
+
+def _cudnn_can(config: DecoderConfig, dtype: str) -> bool:
+    """Whether JAX's fused attention runs here: in 16 bits, and with heads that every NVIDIA GPU since Ampere takes."""
+    half = dtype in ("bfloat16", "float16")
+    return jax.default_backend() == "gpu" and half and config.head_dim % 8 == 0 and config.head_dim <= _WIDEST_HEAD

@@ -16,6 +16,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
+from redco_cli.console import CountProgress
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.models.checkpoints import open_checkpoint, some
 from redco_cli.models.export_check import difference_of
@@ -82,7 +83,8 @@ def export_model(
     writing = jax.process_index() == 0
     _together(_prepare(directory, partial, tensors) if writing else None, directory)
     try:
-        failure = write_weights(tensors, partial if writing else None)
+        with CountProgress("writing", len(tensors), unit="tensors") as progress:
+            failure = write_weights(tensors, partial if writing else None, progress.update)
         if writing and failure is None:
             failure = _write_rest(model, tensors, partial, source, tokenizer)
         _together(failure, directory)
@@ -93,6 +95,24 @@ def export_model(
             shutil.rmtree(partial, ignore_errors=True)
     files = tuple(sorted(file for file in directory.rglob("*") if file.is_file()))
     return Exported(directory, files, sum(tensor.nbytes for tensor in tensors), difference)
+
+
+def check_place(directory: Path) -> None:
+    """Refuses a directory that `export_model` would refuse to write to, as far as can be told without writing.
+
+    Args:
+        directory: absolute.
+
+    Raises:
+        StorageError: it is not empty, or could not be made.
+    """
+    check_directory(directory, str(directory), _OTHER_PLACE)
+    try:
+        is_empty = not (directory.is_dir() and any(directory.iterdir()))
+    except OSError as error:
+        raise StorageError(str(directory), f"cannot be read: {error.strerror}", _OTHER_PLACE) from error
+    if not is_empty:
+        raise StorageError(str(directory), "the directory is not empty", _OTHER_PLACE)
 
 
 def _check_params(model: Model, params: Params, directory: Path) -> None:
@@ -110,9 +130,7 @@ def _check_params(model: Model, params: Params, directory: Path) -> None:
 def _prepare(directory: Path, partial: Path, tensors: list[Tensor]) -> Exception | None:
     """Makes the directory that is written to; returns why that cannot be."""
     try:
-        check_directory(directory, str(directory), _OTHER_PLACE)
-        if directory.is_dir() and any(directory.iterdir()):
-            return StorageError(str(directory), "the directory is not empty", _OTHER_PLACE)
+        check_place(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)  # of an export that was killed
         partial.mkdir()

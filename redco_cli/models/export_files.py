@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +39,22 @@ _TOKENIZER = (
 _TEMPLATES = "additional_chat_templates"
 
 
-def write_weights(tensors: Sequence[Tensor], directory: Path | None) -> OSError | None:
+def write_weights(tensors: Sequence[Tensor], directory: Path | None, told: Callable[[int], None]) -> OSError | None:
     """Writes tensors as they are fetched.
 
     Args:
         tensors: with names of their own.
         directory: an empty one; None for a process that only takes part in fetching.
+        told: called with the number of tensors fetched so far, after each.
 
     Returns:
         Why it could not be written; all tensors have been fetched all the same, so that no process waits for this one.
     """
     failure = None
     files = _files(tensors)
+    counter = itertools.count(1)
     for name, members in files.items():
-        fetched = (tensor.fetch() for tensor in members)
+        fetched = _fetched(members, counter, told)
         try:
             if directory is not None and failure is None:
                 _write_file(directory / name, members, fetched)
@@ -66,6 +69,12 @@ def write_weights(tensors: Sequence[Tensor], directory: Path | None) -> OSError 
         }
         (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
     return failure
+
+
+def _fetched(tensors: Sequence[Tensor], counter: Iterator[int], told: Callable[[int], None]) -> Iterator[Array]:
+    for tensor in tensors:
+        yield tensor.fetch()
+        told(next(counter))
 
 
 def _files(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:

@@ -27,7 +27,8 @@ from redco_cli.models.generation import generate
 from redco_cli.models.limits import check_inputs
 from redco_cli.models.repairs import repair_loaded_modules
 from redco_cli.models.tasks import TO_SEQUENCE, flax_class_names
-from redco_cli.plugin.contract import IGNORED_LABEL, Params
+from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
+from redco_cli.plugin.parts import next_token_loss
 
 _WHOLE_OUTPUT = frozenset({"question_answering", "clip"})
 _STATE = ("params", "past_key_values", "dropout_rng", "indices_rng")
@@ -89,6 +90,15 @@ class HfFlaxModel:
                 self.where, "training this model needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
             ) from None
         return outputs if self.task in _WHOLE_OUTPUT else outputs.logits
+
+    def next_token_loss(
+        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
+    ) -> Loss:
+        """The loss of predicting each token from those before it, where a call gives logits [B, L, V].
+
+        The labels [B, L] are aligned with the input; the other arguments are those of a call.
+        """
+        return next_token_loss(self(params, *inputs, rng=rng, train=train, **named), labels)
 
     def decoder_inputs(self, labels: Any) -> Any:
         """Decoder inputs [B, L] for labels [B, L]: moved right by one, behind the start token.
@@ -178,7 +188,7 @@ def build_model(
     dtype: str,
     generation_config: Any,
     where: str,
-    remat: Literal["auto", "none", "full"] = "auto",
+    remat: Literal["none", "full"] = "none",
 ) -> HfFlaxModel:
     """The Flax model for a config; allocates nothing.
 

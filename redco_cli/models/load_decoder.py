@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from flax.traverse_util import flatten_dict
 
+from redco_cli.errors import ModelError
 from redco_cli.models.checkpoints import Array, Checkpoint, Index
 from redco_cli.models.decoder_config import DecoderConfig
 from redco_cli.models.decoder_model import DecoderModel
@@ -20,6 +21,9 @@ from redco_cli.models.load_shards import Box, Source
 
 def fit_decoder(model: DecoderModel, checkpoint: Checkpoint) -> Fit:
     """Finds the tensors of a checkpoint in the model's table; their names may lack the prefix of the base model."""
+    if checkpoint.names == "flax":
+        problem = "the weights are in Flax's own format, which the decoder does not read"
+        raise ModelError(model.where, problem, "set model.implementation: hf_flax, or convert them by `redco export`")
     config, shapes = model.decoder, checkpoint.shapes
     stored = stored_names(config, shapes)
     expected = {name: row.stored_shape for row in tensor_table(config) for _, name in row.tensors()}

@@ -42,8 +42,8 @@ def example_loss(model: HfFlaxModel | DecoderModel, params: Params, inputs: Any)
     """
     if isinstance(model, DecoderModel):
         ids = inputs["input_ids"]
-        loss, weight = model.next_token_loss(params, ids, jnp.roll(ids, -1, axis=1))
-        return loss / weight
+        loss = model.next_token_loss(params, ids, labels=ids)
+        return loss.sum / loss.weight
     outputs = model(params, **inputs)
     arrays = [leaf for leaf in jax.tree.leaves(outputs) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return sum((jnp.square(leaf.astype(jnp.float32)).mean() for leaf in arrays), jnp.float32(0))

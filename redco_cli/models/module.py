@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.errors import ModelError, PluginError
-from redco_cli.plugin.contract import Params
+from redco_cli.plugin.contract import Loss, Params
+from redco_cli.plugin.parts import next_token_loss
 
 _SWITCHES = ("train", "deterministic")
 
@@ -62,6 +63,15 @@ class ModuleModel:
             raise ModelError(
                 self.where, "training this module needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
             ) from None
+
+    def next_token_loss(
+        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
+    ) -> Loss:
+        """The loss of predicting each token from those before it, where a call gives logits [B, L, V].
+
+        The labels [B, L] are aligned with the input; the other arguments are those of a call.
+        """
+        return next_token_loss(self(params, *inputs, rng=rng, train=train, **named), labels)
 
     def decoder_inputs(self, labels: Any) -> Any:
         """A module of one's own has no start token that redco knows of.

@@ -18,7 +18,7 @@ from redco_cli.models.refusals import refuse_unsupported
 from redco_cli.models.tasks import GENERATING, choose_task, flax_class_names
 from redco_cli.models.weights import check_checkpoint, checkpoint_directory, load_params
 from redco_cli.plugin.contract import Params
-from redco_cli.recipe.schema import ModelSection
+from redco_cli.recipe.schema import ModelSection, Remat
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES
 from redco_cli.sharding.reading import read
@@ -28,16 +28,17 @@ _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Model")
 
 
 def resolve_model(
-    section: ModelSection, *, where: Callable[[str], str], remat: Literal["auto", "none", "full"] = "auto"
+    section: ModelSection, *, where: Callable[[str], str], remat: Remat = "auto"
 ) -> HfFlaxModel | DecoderModel:
     """The model that a recipe names or describes. Reads its config only, and allocates no parameters.
 
-    `implementation: auto` takes the Flax class of transformers, and our decoder for causal models that have none.
+    `implementation: auto` takes our decoder for the causal models that it covers. Where it refuses a config by name
+    that the Flax class of transformers honours, and for everything else, it takes that.
 
     Args:
         section: `model` of the recipe.
         where: dotted recipe key to its place: `where("model.name")` is `recipes/x.yaml:3: model.name`.
-        remat: `full` recomputes activations in the backward pass; `auto` and `none` keep them.
+        remat: `train.remat` of the recipe; `auto` and `none` keep all activations.
 
     Raises:
         ModelError: no such model, a config that cannot be used or asks for what no implementation honours, a task
@@ -48,9 +49,15 @@ def resolve_model(
         return _decoder(section, config, where, remat)
     if section.implementation == "hf_flax" or not covers(config.model_type) or not _is_causal(section, config, where):
         return _flax(section, config, where, remat)
-    if "causal_lm" in flax_class_names(config.model_type):
-        return _flax(section, config, where, remat)
-    return _decoder(section, config, where, remat)
+    try:
+        return _decoder(section, config, where, remat)
+    except ModelError as refusal:
+        if "causal_lm" not in flax_class_names(config.model_type):
+            raise
+        try:
+            return _flax(section, config, where, remat)
+        except ModelError:
+            raise refusal from None
 
 
 def _is_causal(section: ModelSection, config: Any, where: Callable[[str], str]) -> bool:
@@ -69,9 +76,10 @@ def _is_causal(section: ModelSection, config: Any, where: Callable[[str], str]) 
     return True
 
 
-def _flax(
-    section: ModelSection, config: Any, where: Callable[[str], str], remat: Literal["auto", "none", "full"]
-) -> HfFlaxModel:
+def _flax(section: ModelSection, config: Any, where: Callable[[str], str], remat: Remat) -> HfFlaxModel:
+    if remat in ("dots", "offload"):
+        problem = f"{remat}, but the Flax classes of transformers recompute everything or nothing"
+        raise ModelError(where("train.remat"), problem, "take full or none, or a model that our decoder covers")
     task = choose_task(section.task, config, where=where)
     if section.num_labels is not None:
         config.num_labels = section.num_labels
@@ -79,13 +87,16 @@ def _flax(
     refuse_unsupported(config, task, place=_setting_place(section, where))
     generation_config = _generation_config(section) if task in GENERATING else None
     return build_model(
-        config, task, dtype=section.dtype, generation_config=generation_config, where=where(source), remat=remat
+        config,
+        task,
+        dtype=section.dtype,
+        generation_config=generation_config,
+        where=where(source),
+        remat="full" if remat == "full" else "none",
     )
 
 
-def _decoder(
-    section: ModelSection, config: Any, where: Callable[[str], str], remat: Literal["auto", "none", "full"]
-) -> DecoderModel:
+def _decoder(section: ModelSection, config: Any, where: Callable[[str], str], remat: Remat) -> DecoderModel:
     if section.task not in ("auto", "causal_lm"):
         problem = f"the decoder has no {section.task} head"
         raise ModelError(where("model.task"), problem, "it has: causal_lm; or set model.implementation: hf_flax")
@@ -95,7 +106,7 @@ def _decoder(
         generation_config=_generation_config(section),
         where=where("model.name" if section.name is not None else "model.config"),
         place=_setting_place(section, where),
-        remat="full" if remat == "full" else "none",
+        remat="none" if remat == "auto" else remat,
     )
 
 

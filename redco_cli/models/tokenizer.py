@@ -10,7 +10,7 @@ from redco_cli.errors import ModelError
 from redco_cli.models import byte_tokenizer
 from redco_cli.models.byte_tokenizer import ByteTokenizer
 from redco_cli.models.configs import local_directory, read_config
-from redco_cli.models.tasks import choose_task
+from redco_cli.models.tasks import choose_task, flax_class_names
 from redco_cli.recipe.schema import ModelSection
 
 _LOADERS = {
@@ -52,7 +52,9 @@ def load_tokenizer(section: ModelSection, *, where: Callable[[str], str]) -> Any
         directory = local_directory(name)
         if directory is not None and not _has_files(directory):
             return None
-        loader = _LOADERS.get(choose_task(section.task, config, where=where), "AutoTokenizer")
+        has_flax = bool(flax_class_names(read_config(section, where=where).model_type))
+        task = choose_task(section.task, config, where=where) if has_flax else section.task
+        loader = _LOADERS.get(task, "AutoTokenizer")
         tokenizer = _load(loader, name, section.revision, where("model.name"))
     if config is not None:
         _check_fit(getattr(tokenizer, "tokenizer", tokenizer), config, section, where)

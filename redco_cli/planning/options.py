@@ -24,6 +24,7 @@ from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.memory import Program, StepMemory, Way, estimate
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
 from redco_cli.sharding.reading import Reading, read
+from redco_cli.sharding.rows import rows_shared
 from redco_cli.training.state import merge, partition
 
 FLOPS = 150e12
@@ -81,7 +82,7 @@ class Option:
 
 
 class Planner:
-    """Traces a workload once, and estimates it on any mesh."""
+    """Reads a workload once, and estimates it on any mesh."""
 
     def __init__(self, workload: Workload, devices: Devices, size: int) -> None:
         """Traces the loss, and its gradient.
@@ -98,10 +99,13 @@ class Planner:
         def loss(params: Any, arrays: Any) -> Any:
             return workload.loss(params, arrays, key).sum
 
-        self.reading: Reading = read(loss, workload.abstract, batch)
-        trainable, frozen = partition(workload.abstract, workload.frozen)
-        self._program = Program(lambda some, rest: loss(merge(some, rest[1]), rest[0]), trainable, (batch, frozen))
-        self._opt_state = jax.eval_shape(workload.optimizer.init, trainable)
+        self._loss = loss
+        with rows_shared(size) as sharing:
+            self.reading: Reading = read(loss, workload.abstract, batch)
+        self._by_ways = sharing.asked
+        self._programs: dict[int, Program] = {}
+        self._trainable, self._frozen = partition(workload.abstract, workload.frozen)
+        self._opt_state = jax.eval_shape(workload.optimizer.init, self._trainable)
         self._traced: dict[tuple[int, Way], tuple[Plan, StepMemory]] = {}
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:
@@ -151,9 +155,20 @@ class Planner:
         specs, _ = partition(plan.specs, self.workload.frozen)
         used, rest_used = partition(plan.gathered, self.workload.frozen)
         over_batch = jax.tree.map(lambda _: jax.sharding.PartitionSpec(BATCH_AXES), self._batch)
-        return estimate(
-            self._program, self._opt_state, plan.mesh, specs, used, way, batch_specs=(over_batch, rest_used)
-        )
+        program = self._program(plan.mesh[DATA] * plan.mesh[FSDP])
+        return estimate(program, self._opt_state, plan.mesh, specs, used, way, batch_specs=(over_batch, rest_used))
+
+    def _program(self, ways: int) -> Program:
+        """The gradient of a batch whose rows so many devices share."""
+        key = ways if self._by_ways else 1
+        if key not in self._programs:
+            with rows_shared(key):
+                self._programs[key] = Program(
+                    lambda some, rest: self._loss(merge(some, rest[1]), rest[0]),
+                    self._trainable,
+                    (self._batch, self._frozen),
+                )
+        return self._programs[key]
 
 
 def meshes(devices: Devices) -> Iterator[dict[str, int]]:

@@ -15,13 +15,12 @@ import optax
 from redco_cli.errors import ModelError, UsageError
 from redco_cli.job import Job, micro_batch_size, prepare
 from redco_cli.models.configs import read_config
-from redco_cli.models.families_read import covers
 from redco_cli.models.presets import close_presets, preset
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.tasks import TO_SEQUENCE
 from redco_cli.placement import abstract_batch, overrides
 from redco_cli.plugin.contract import Loss, Params
-from redco_cli.plugin.parts import next_token_loss, token_loss
+from redco_cli.plugin.parts import token_loss
 from redco_cli.recipe.load import RESOLVED_NAME, load_recipe
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.recipe.shipped import shipped_recipes
@@ -30,7 +29,7 @@ from redco_cli.sharding.override import Override
 from redco_cli.training.session import plan_updates
 from redco_cli.training.timeline import make_timeline
 
-Remat = Literal["none", "full"]
+Remat = Literal["none", "dots", "full", "offload"]
 DEFAULT_SEQ_LENGTH = 1024
 
 
@@ -133,7 +132,7 @@ def job_workload(job: Job) -> Workload:
         seq_length=tokens,
         mesh=None if section.mesh == "auto" else section.mesh.model_dump(),
         override=overrides(section),
-        remat="full" if section.train.remat == "full" else "none",
+        remat="none" if section.train.remat == "auto" else section.train.remat,
         recomputing=recomputing if section.train.remat == "auto" else None,
         where=job.where,
     )
@@ -148,8 +147,6 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None) -> Wor
         return f"{place}: {key}"
 
     model_type = read_config(section, where=where).model_type
-    if covers(model_type):
-        section = section.model_copy(update={"implementation": "decoder"})
     name = model_type if target.lstrip().startswith("{") else target if known is None else known.name
 
     def with_remat(remat: Remat) -> Workload:
@@ -227,6 +224,9 @@ def _default_batch(model: Any, size: int, length: int) -> dict[str, Any]:
 
 def _default_loss(model: Any, params: Params, batch: Mapping[str, Any], key: Any) -> Loss:
     """Cross-entropy of what the model's head gives."""
+    if model.task == "causal_lm":
+        found: Loss = model.next_token_loss(params, **batch, rng=key, train=True)
+        return Loss(found.sum, found.weight)
     inputs = {name: leaf for name, leaf in batch.items() if name != "labels"}
     if model.task in TO_SEQUENCE:
         inputs["decoder_input_ids"] = model.decoder_inputs(batch["labels"])
@@ -234,5 +234,5 @@ def _default_loss(model: Any, params: Params, batch: Mapping[str, Any], key: Any
     if not hasattr(logits, "shape"):
         problem = f"there is no default loss for the task {model.task}"
         raise ModelError(model.where, problem, "inspect a recipe, with the loss of its plugin")
-    found = (next_token_loss if model.task == "causal_lm" else token_loss)(logits, batch["labels"])
+    found = token_loss(logits, batch["labels"])
     return Loss(found.sum, found.weight)

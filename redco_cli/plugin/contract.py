@@ -107,6 +107,23 @@ class Model(Protocol):
         """
         ...
 
+    def next_token_loss(
+        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
+    ) -> Loss:
+        """The loss of a language model, with the metric `accuracy`: each token predicted from those before it.
+
+        The same as `parts.next_token_loss` of the logits of a call. A model that can do without the logits of the
+        whole batch does: for a large vocabulary they can be larger than the model.
+
+        Args:
+            params: as `init` returns them.
+            inputs: those of a call; `named` likewise by name.
+            labels: [B, L], aligned with the input: token i, or `IGNORED_LABEL` where it carries no loss.
+            rng: key for dropout.
+            train: whether dropout is active.
+        """
+        ...
+
     def init(self, rng: Any) -> Params:
         """Fresh parameters, float32. Traceable: call it under `jit` to have them born sharded."""
         ...

@@ -8,6 +8,7 @@ over if not. Only a complete file gets its name.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -19,15 +20,18 @@ import jax
 import numpy as np
 
 from redco_cli.data.loader import predict_batches
-from redco_cli.errors import PluginError, StorageError, UsageError
+from redco_cli.errors import EXIT_INTERRUPTED, Interrupted, PluginError, Requeue, StorageError, UsageError
 from redco_cli.job import Job, pass_size
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output, call_predict
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.recipe.paths import pin_paths
+from redco_cli.runtime.agreement import summed
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.mesh import data_shards, over_data, put, replicated
+from redco_cli.runtime.everyone import gathered, is_first
+from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
 from redco_cli.runtime.program import Announce, Program
+from redco_cli.runtime.signals import StopRequest
 
 Done = Callable[[int], None]
 """Told how many examples are predicted so far."""
@@ -64,13 +68,13 @@ class Predictor:
             collate,
             batch_size,
             aligned,
-            jax.process_index(),
-            jax.process_count(),
+            functools.partial(own_rows, self._mesh),
             where=self._job.collate_place,
             workers=self._job.recipe.data.workers,
         )
         with contextlib.closing(batches):
             for indices, batch in batches:
+                summed("predict batch", batch, 1, self._job.collate_place)
                 arrays = put(batch, over_data(self._mesh))
                 first = put({"first": np.int32(indices.start)}, replicated(self._mesh))["first"]
                 outputs = jax.device_get(self._step(params, first, arrays))
@@ -125,15 +129,27 @@ def _holds_predictions(file: Path) -> bool:
     return isinstance(first, dict) and first.keys() == {"index", "example", "prediction"}
 
 
-def write_predictions(predictor: Predictor, params: Params, job: Job, output: Path, origin: str, done: Done) -> None:
+def write_predictions(
+    predictor: Predictor,
+    params: Params,
+    job: Job,
+    output: Path,
+    origin: str,
+    done: Done,
+    stop: StopRequest | None = None,
+) -> None:
     """Predicts the eval examples into a JSON-lines file: `{"index": 0, "example": {...}, "prediction": ...}`, in order.
+
+    The first process writes it.
 
     Args:
         origin: where the parameters are from; with recipe and examples it decides whether what a killed prediction left
             behind may be continued.
         done: told of progress.
+        stop: what a signal asked for.
 
     Raises:
+        Interrupted, Requeue: a signal asked to end; the same command continues.
         StorageError: the file cannot be written.
     """
     examples = job.eval_examples
@@ -144,13 +160,17 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
         "batch_size": predictor.batch_size(len(examples)),
         "examples": _fingerprint(examples),
     }
+    start, writing = 0, is_first()
     with _writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
-        start = _whole_lines(partial) if _same(description, identity) else 0
-        if start == 0:
-            partial.unlink(missing_ok=True)
-            description.write_text(json.dumps(identity), encoding="utf-8")
-        file = partial.open("ab", buffering=0)  # nothing is held back that could fail once more when it is closed
+        if writing:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            start = _whole_lines(partial) if _same(description, identity) else 0
+            if start == 0:
+                partial.unlink(missing_ok=True)
+                description.write_text(json.dumps(identity), encoding="utf-8")
+        # nothing is held back that could fail once more when it is closed
+        file = (partial if writing else Path(os.devnull)).open("ab", buffering=0)
+    start = gathered("predicted", start)[0]
     done(start)
     with file:
         for index, prediction in predictor(params, examples, start):
@@ -159,11 +179,18 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
                 while line:  # a write to a full disk may take a part and only then fail
                     line = line[file.write(line) :]
             done(index + 1)
-        with _writing(output):
-            os.fsync(file.fileno())
+            if stop is not None and stop.due():
+                kind = Interrupted if stop.exit_code == EXIT_INTERRUPTED else Requeue
+                problem = f"stopped by a signal after {index + 1} examples"
+                raise kind(str(output), problem, "run the same command to continue")
+        if writing:
+            with _writing(output):
+                os.fsync(file.fileno())
     with _writing(output):
-        partial.replace(output)
-        description.unlink()
+        if writing:
+            partial.replace(output)
+            description.unlink()
+    gathered("predictions written")
 
 
 def _line(index: int, example: Example, prediction: Any, job: Job) -> bytes:

@@ -228,8 +228,10 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
         yield key, _typed(key, environ[variable], origin), origin
 
 
-RESERVED_VARIABLES = frozenset({"REDCO_CACHE"})
-"""Variables with the prefix that are no recipe keys: where compiled programs are cached."""
+RESERVED_VARIABLES = frozenset(
+    {"REDCO_CACHE", "REDCO_COORDINATOR", "REDCO_NUM_PROCESSES", "REDCO_PROCESS_ID", "REDCO_TIMEOUT"}
+)
+"""Variables with the prefix that are no recipe keys: where compiled programs are cached, and the processes of a run."""
 
 
 def _typed(key: str, text: str, where: str) -> Any:

@@ -25,6 +25,9 @@ Task = Literal[
 ]
 
 
+Remat = Literal["auto", "none", "dots", "full", "offload"]
+
+
 class ModelSection(Section):
     """Which model: one of `name` and `config`, or neither when the plugin has `build_model`."""
 
@@ -39,7 +42,8 @@ class ModelSection(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Compute type. Parameters and optimizer state stay float32."""
     implementation: Literal["auto", "hf_flax", "decoder"] = "auto"
-    """Which code runs the model: `hf_flax` is the Flax class of transformers, `decoder` our own for causal models."""
+    """Which code runs the model: `decoder` is our own for causal models, `hf_flax` the Flax class of transformers;
+    `auto` takes ours where it covers the model."""
     tokenizer: str | None = None
     """`byte` (built in: the 256 bytes and four special tokens), a hub id or a directory; default: the model's own."""
     revision: str | None = None
@@ -110,7 +114,7 @@ class TrainSection(Section):
     """Examples per forward and backward pass, over all devices; `auto` takes as many as fit."""
     steps: Duration = Duration(1, "epochs")
     """Length of the run: optimizer steps or epochs."""
-    learning_rate: Annotated[float, Field(gt=0)] = 5e-5
+    learning_rate: Annotated[float, Field(ge=0)] = 5e-5
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
     """Course of the learning rate after warm-up; `wsd` holds it, then decays it over `decay`."""
@@ -134,8 +138,9 @@ class TrainSection(Section):
     """Gradients are scaled down to this global norm; null for no clipping."""
     freeze: Strings = ()
     """Regular expressions over parameter paths (`.*embed.*`): matches get no gradient and no optimizer state."""
-    remat: Literal["auto", "none", "full"] = "auto"
-    """Recompute activations in the backward pass (`full`), where the model can; `auto` only where memory needs it."""
+    remat: Remat = "auto"
+    """What the backward pass recomputes, where the model can: `full` everything, `dots` all but products of matrices,
+    `offload` the same with these in the host's memory; `auto` everything, but only where memory needs it."""
     max_nonfinite_steps: Positive = 10
     """A step whose loss or gradient is not finite is skipped; so many in a row end the run."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from redco_cli.runtime.cache import cache_directory
+from redco_cli.runtime.cluster import recognised
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "transformers", "datasets", "numpy")
 EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb", "digits": "sklearn"}
@@ -32,7 +33,7 @@ def examine() -> dict[str, Any]:
             "local": len(jax.local_devices()),
             "memory": {name: size for name, size in memory.items() if size is not None} or "not reported",
         },
-        "processes": {"index": jax.process_index(), "count": jax.process_count()},
+        "processes": _processes(),
         "caches": {
             "compiled programs": str(os.environ.get("JAX_COMPILATION_CACHE_DIR", cache_directory())),
             "hugging face": os.environ.get("HF_HOME", "~/.cache/huggingface"),
@@ -42,6 +43,12 @@ def examine() -> dict[str, Any]:
             for name, module in EXTRAS.items()
         },
     }
+
+
+def _processes() -> str:
+    """What `redco train` would take this process for, without meeting the others."""
+    cluster = recognised(os.environ)
+    return "this one alone" if cluster is None else str(cluster)
 
 
 def _memory(device: Any) -> str | None:

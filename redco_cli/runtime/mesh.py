@@ -1,11 +1,13 @@
 """From devices to a `Mesh`, and from numpy batches to arrays on it. One device is a mesh of one.
 
 Mesh axes, as in `redco_cli.sharding.plan`: `data` and `fsdp` split the examples of every batch, `fsdp` and `tensor` the
-parameters. `tensor` is the innermost: its devices are neighbours, within one process.
+parameters. `tensor` is the innermost: its devices are neighbours, within one process where that has as many. Where an
+axis that does not split the batch spans processes, these hold, and collate, the same rows.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.errors import DeviceError
-from redco_cli.sharding.plan import AXES, BATCH_AXES, TENSOR
+from redco_cli.sharding.plan import AXES, BATCH_AXES
 
 
 def make_mesh(sizes: Mapping[str, int], where: Callable[[str], str]) -> Mesh:
@@ -26,8 +28,7 @@ def make_mesh(sizes: Mapping[str, int], where: Callable[[str], str]) -> Mesh:
         where: dotted recipe key to its place.
 
     Raises:
-        DeviceError: more devices are asked for than there are, or fewer on several processes, or a tensor axis that
-            would span processes.
+        DeviceError: more devices are asked for than there are, or fewer on several processes.
     """
     devices = jax.devices()
     shape = [sizes[axis] for axis in AXES]
@@ -41,9 +42,6 @@ def make_mesh(sizes: Mapping[str, int], where: Callable[[str], str]) -> Mesh:
             f"{asked} takes {wanted} devices, but {_described(devices)} found over {jax.process_count()} processes"
         )
         raise DeviceError(where("mesh"), problem, "use all devices of a multi-process run: mesh: auto")
-    if jax.local_device_count() % sizes[TENSOR] and jax.process_count() > 1:
-        problem = f"tensor {sizes[TENSOR]} would span processes, which have {jax.local_device_count()} devices each"
-        raise DeviceError(where("mesh.tensor"), problem, "take a divisor of the devices of a process")
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices[:wanted])
 
 
@@ -62,11 +60,33 @@ def over_data(mesh: Mesh, dim: int = 0) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(None,) * dim, BATCH_AXES))
 
 
+@functools.cache
+def own_rows(mesh: Mesh, size: int) -> tuple[int, ...]:
+    """The rows of a batch of `size` examples that the devices of this process hold, ascending."""
+    indices = over_data(mesh).addressable_devices_indices_map((size,)).values()
+    return tuple(sorted({row for index in indices for row in range(*_only(index).indices(size))}))
+
+
+@functools.cache
+def counted_rows(mesh: Mesh, size: int) -> tuple[bool, ...]:
+    """Of each of `own_rows`, whether this process counts it: those of several processes are counted by the first."""
+    first: dict[int, int] = {}
+    where: Mapping[Any, Any] = over_data(mesh).devices_indices_map((size,))
+    for device, index in where.items():
+        for row in range(*_only(index).indices(size)):
+            first[row] = min(first.get(row, device.process_index), device.process_index)
+    return tuple(first[row] == jax.process_index() for row in own_rows(mesh, size))
+
+
+def _only(index: tuple[slice, ...] | None) -> slice:
+    return index[0] if index else slice(None)
+
+
 def put(batch: Mapping[str, Any], sharding: NamedSharding) -> dict[str, jax.Array]:
     """Places this process's part of a batch on its devices; does not wait for the copy.
 
     Args:
-        batch: numpy arrays, this process's rows of each dim that `sharding` splits.
+        batch: numpy arrays, of the dim that `sharding` splits the rows that `own_rows` says.
         sharding: of every array in the batch.
 
     Returns:

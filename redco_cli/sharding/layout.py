@@ -181,10 +181,10 @@ def _left_over(reading: Reading, layouts: Sequence[Layout], decided: Sequence[bo
     whole = [i for i, layout in enumerate(layouts) if not any(layout.lives)]
     left = sum(parameters[i].bytes for i in whole)
     total = sum(parameter.bytes for parameter in parameters)
-    by_size: dict[int, list[int]] = {}
+    by_size: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for i in whole:
-        by_size.setdefault(parameters[i].bytes, []).append(i)
-    for size, alike in sorted(by_size.items(), reverse=True):  # equal ones are treated alike
+        by_size.setdefault((parameters[i].bytes, parameters[i].shape), []).append(i)
+    for (size, _), alike in sorted(by_size.items(), reverse=True):  # equal ones are treated alike
         enough = left <= REPLICATED_SHARE * total
         for i in alike:
             parameter, layers = parameters[i], parameters[i].layers()

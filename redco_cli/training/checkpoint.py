@@ -1,25 +1,22 @@
 """Checkpoints: written beside the training, whole or not at all.
 
 The story of a save. `save` copies the state off the devices, and training goes on while orbax writes it to a directory
-with a temporary name. Only when every file is there is it renamed to `checkpoint-<step>`, and it is renamed back before
-it is deleted: a directory of that name is complete, whenever the power went. The next save, and the end of the run,
-first wait for the one before, and only then delete what is no longer kept. So at any moment the newest complete
-checkpoint is on disk. What a killed or failed save leaves behind has a temporary name, and `sweep` deletes it.
+with a temporary name. When every file is there, the manifest of `integrity` is added, and only then is the directory
+renamed to `checkpoint-<step>`; it is renamed back before it is deleted: a directory of that name is complete, whenever
+the power went. The next save, and the end of the run, first wait for the one before, and only then delete what is no
+longer kept. So at any moment the newest complete checkpoint is on disk. What a killed or failed save leaves behind has
+a temporary name, and `sweep` deletes it. What is damaged later is skipped, and set aside by `set_aside`: never deleted.
 
 Three items: `params` (all that prediction needs), `training` (optimizer state and counters), `meta` (JSON: step, the
-metric that ranks it, the resolved recipe).
+metric that ranks it, the best of the run so far, the resolved recipe). Neither the random keys nor the position in the
+data are among them: both follow from the seed and the step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import logging
-import os
 import re
-import shutil
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +27,12 @@ import orbax.checkpoint as ocp
 from redco_cli.errors import StorageError
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import shown
+from redco_cli.runtime.everyone import gathered, is_first
+from redco_cli.training.complaints import mute_orbax, reason
+from redco_cli.training.disposal import Disposal, moving
+from redco_cli.training.integrity import damage, seal
+from redco_cli.training.nested import misfits, nested, unnested
+from redco_cli.training.ranking import Best
 from redco_cli.training.state import TrainState, partition, paths
 
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -46,11 +49,15 @@ class Meta:
     Attributes:
         step: optimizer steps done.
         metric: the value that ranks it; None when it was not evaluated.
+        best: step and value of the run's best evaluation until then, saved or not; None without any.
+        put_off: whether an evaluation was due at this step that a signal left no time for.
         recipe: the resolved recipe, as plain data.
     """
 
     step: int
     metric: float | None
+    best: Best
+    put_off: bool
     recipe: Mapping[str, Any]
 
 
@@ -65,23 +72,53 @@ class Checkpoints:
             keep: how many of the newest stay; the best stays besides.
             mode: whether the best metric is the smallest or the largest.
         """
-        _mute_orbax()
+        mute_orbax()
         self.directory = directory
         self._keep = keep
         self._mode = mode
-        self._checkpointer = ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler("params", "training", "meta"))
+        # Called when every file is written, in the thread that renames the directory after it.
+        sealing = ocp.options.AsyncOptions(post_finalization_callback=self._seal)
+        handler = ocp.CompositeCheckpointHandler("params", "training", "meta")
+        self._checkpointer = ocp.AsyncCheckpointer(handler, async_options=sealing)
+        self._saving = 0
         self._metas: dict[int, Meta] = {}
+        self._skipped: set[int] = set()
+        self._disposal = Disposal(_TEMPORARY)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
         return self.directory / f"checkpoint-{step}"
 
     def steps(self) -> list[int]:
-        """The steps of all complete checkpoints, ascending."""
+        """The steps of all complete checkpoints that are not skipped, ascending."""
         if not self.directory.is_dir():
             return []
         names = (_NAME.fullmatch(path.name) for path in self.directory.iterdir() if path.is_dir())
-        return sorted(int(match[1]) for match in names if match)
+        return sorted({int(match[1]) for match in names if match} - self._skipped)
+
+    def damage(self, step: int, items: Collection[str] = ()) -> str | None:
+        """What is wrong with the files of a checkpoint, or with those of some items; see `integrity.damage`."""
+        return damage(self.path(step), items)
+
+    def skip(self, step: int) -> None:
+        """Takes a checkpoint for one that is not there: it is damaged."""
+        self._skipped.add(step)
+
+    def set_aside(self) -> None:
+        """Renames what is skipped, to `checkpoint-<step>.damaged`: the step can be saved again, and nothing is lost.
+
+        Raises:
+            StorageError: it cannot be renamed.
+        """
+        for step in sorted(self._skipped) if is_first() else ():
+            path, number = self.path(step), 1
+            aside = path.with_name(f"{path.name}.damaged")
+            while aside.exists():
+                number += 1
+                aside = path.with_name(f"{path.name}.damaged-{number}")
+            with moving(path):
+                path.rename(aside)
+        self._skipped.clear()
 
     def save(self, state: TrainState, meta: Meta, *, replace: bool = False) -> None:
         """Starts writing a checkpoint; waits only for the copy off the devices, and for the save before.
@@ -98,31 +135,34 @@ class Checkpoints:
             self.wait()
             if self.path(meta.step).exists():
                 self._delete(meta.step)
+            gathered("replaced checkpoint")
         training = {"opt_state": state.opt_state, "skipped": state.skipped, "streak": state.streak}
         try:
             self.wait()
+            self._saving = meta.step
             self._checkpointer.save(
                 self.path(meta.step),
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(_nested(state.params)),
-                    training=ocp.args.StandardSave(_nested(training)),
+                    params=ocp.args.StandardSave(nested(state.params)),
+                    training=ocp.args.StandardSave(nested(training)),
                     meta=ocp.args.JsonSave(meta.__dict__),
                 ),
             )
         except (OSError, ValueError) as error:
-            raise self._unwritable(meta.step, error) from error
+            raise self._unwritable(error) from error
         self._metas[meta.step] = meta
 
     def wait(self) -> None:
-        """Waits until everything is on disk, then deletes what is not kept.
+        """Waits until everything is on disk, then begins to delete what is not kept.
 
         Raises:
-            StorageError: the last save failed.
+            StorageError: the last save, or a deletion, failed.
         """
         try:
             self._checkpointer.wait_until_finished()
         except (OSError, ValueError) as error:
-            raise self._unwritable(max(self._metas, default=0), error) from error
+            raise self._unwritable(error) from error
+        self._disposal.collect(wait=False)
         steps = self.steps()
         kept = {*steps[-self._keep :], self.best()}
         for step in steps:
@@ -131,15 +171,17 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Deletes what killed and failed saves left behind."""
-        for unfinished in self.directory.glob(f"checkpoint-*{_TEMPORARY}"):
-            shutil.rmtree(unfinished, ignore_errors=True)
+        if is_first():
+            self._disposal.sweep(self.directory, "checkpoint-*")
 
     def close(self) -> None:
-        """Waits as `wait` does, and ends the writing threads."""
+        """Waits as `wait` does, and for the deletions, and ends the threads."""
         try:
             self.wait()
         finally:
             self._checkpointer.close()
+            self._disposal.close()
+            self.sweep()
 
     def meta(self, step: int) -> Meta:
         """What a checkpoint says of itself.
@@ -152,16 +194,26 @@ class Checkpoints:
                 args = ocp.args.Composite(meta=ocp.args.JsonRestore())
                 restored = self._checkpointer.restore(self.path(step), args=args)["meta"]
                 if not isinstance(restored, dict) or restored.keys() != Meta.__annotations__.keys():
-                    raise ValueError("meta does not say step, metric and recipe")
-                self._metas[step] = Meta(**restored)
+                    raise ValueError(f"meta does not say {', '.join(Meta.__annotations__)}")
+                if restored["step"] != step:
+                    raise ValueError(f"it says that it is of step {restored['step']}")
+                best = restored["best"] and (int(restored["best"][0]), float(restored["best"][1]))
+                self._metas[step] = Meta(**{**restored, "best": best})
         return self._metas[step]
 
     def best(self) -> int | None:
         """The step of the complete checkpoint with the best metric; None when none was evaluated."""
-        ranked = [(meta.metric, -step) for step in self.steps() if (meta := self.meta(step)).metric is not None]
-        if not ranked:
-            return None
-        return -(min(ranked) if self._mode == "min" else max(ranked, key=lambda pair: (pair[0], pair[1])))[1]
+        return next(iter(self.ranked()), None)
+
+    def ranked(self) -> list[int]:
+        """The steps of the complete checkpoints that were evaluated, best first, and the earlier one of two equals.
+
+        Raises:
+            StorageError: what one says of itself is damaged.
+        """
+        sign = 1 if self._mode == "min" else -1
+        known = [(sign * meta.metric, step) for step in self.steps() if (meta := self.meta(step)).metric is not None]
+        return [step for _, step in sorted(known)]
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state of a checkpoint, born on the shardings of `abstract`.
@@ -173,10 +225,10 @@ class Checkpoints:
             StorageError: it is damaged, or holds another model or optimizer than `abstract`.
         """
         training = {"opt_state": abstract.opt_state, "skipped": abstract.skipped, "streak": abstract.streak}
-        restored = self._restore(step, params=_nested(abstract.params), training=_nested(training))
+        restored = self._restore(step, params=nested(abstract.params), training=nested(training))
         frozen = frozenset(paths(abstract.frozen))
-        trainable, rest = partition(_unnested(restored["params"], abstract.params), frozen)
-        counters = _unnested(restored["training"], training)
+        trainable, rest = partition(unnested(restored["params"], abstract.params), frozen)
+        counters = unnested(restored["training"], training)
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
         return TrainState(step_array, trainable, rest, counters["opt_state"], counters["skipped"], counters["streak"])
 
@@ -186,18 +238,18 @@ class Checkpoints:
         Raises:
             StorageError: it is damaged, or holds another model.
         """
-        restored = self._restore(step, params=_nested(abstract))
-        return _unnested(restored["params"], abstract)
+        restored = self._restore(step, params=nested(abstract))
+        return unnested(restored["params"], abstract)
 
     def _restore(self, step: int, **items: dict[str, Any]) -> Any:
         """Items of a checkpoint as nested dicts, born on the shardings of `items`, whose shapes they must have."""
         path, handler = self.path(step), ocp.StandardCheckpointHandler()
         with self._readable(step):
             stored = {name: handler.metadata(path / name).tree for name in items}
-        misfits = [f"{name} {misfit}" for name in items for misfit in _misfits(stored[name], items[name])]
-        if misfits:
-            more = f", and {len(misfits) - _SHOWN} more" if len(misfits) > _SHOWN else ""
-            problem = f"is of another model or optimizer: {', '.join(misfits[:_SHOWN])}{more}"
+        wrong = [f"{name} {misfit}" for name in items for misfit in misfits(stored[name], items[name])]
+        if wrong:
+            more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            problem = f"is of another model or optimizer: {', '.join(wrong[:_SHOWN])}{more}"
             remedy = "restore the recipe and the plugin that wrote it, or choose another checkpoint or output_dir"
             raise StorageError(shown(path), problem, remedy)
         with self._readable(step):
@@ -211,90 +263,20 @@ class Checkpoints:
         except _DAMAGE as error:
             others = [self.path(other).name for other in self.steps() if other < step]
             remedy = f"move it away to fall back to {others[-1]}" if others else "move it away"
-            problem = f"is damaged and cannot be read: {_reason(error)}"
+            problem = f"is damaged and cannot be read: {reason(error)}"
             raise StorageError(shown(self.path(step)), problem, remedy) from error
 
+    def _seal(self) -> None:
+        seal(self.path(self._saving).with_name(f"{self.path(self._saving).name}{_TEMPORARY}"))
+
     def _delete(self, step: int) -> None:
-        doomed = self.path(step).with_name(f"{self.path(step).name}{_TEMPORARY}")
-        try:
-            self.path(step).rename(doomed)
-            shutil.rmtree(doomed)
-        except OSError as error:
-            problem = f"cannot be deleted: {error.strerror or error}"
-            raise StorageError(shown(self.path(step)), problem, "correct the permissions of output_dir") from error
+        if is_first():
+            self._disposal.delete(self.path(step))
         self._metas.pop(step, None)
 
-    def _unwritable(self, step: int, error: Exception) -> StorageError:
+    def _unwritable(self, error: Exception) -> StorageError:
         self.sweep()
+        self._metas.pop(self._saving, None)
         remedy = "free space or correct the permissions, then run the same command again: it continues"
         kept = f"complete before it: {', '.join(self.path(s).name for s in self.steps()) or 'none'}"
-        return StorageError(shown(self.path(step)), f"cannot be written: {_reason(error)}; {kept}", remedy)
-
-
-@functools.cache
-def _mute_orbax() -> None:
-    """Silences, once and for the process, what orbax says besides what it raises.
-
-    It narrates every save and logs its own errors; and after one, tensorstore complains of every other read and write
-    that ends when nobody listens any more.
-    """
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    report = sys.unraisablehook
-
-    def report_others(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            report(unraisable)
-
-    sys.unraisablehook = report_others
-
-
-def _reason(error: Exception) -> str:
-    """What orbax raised in a few words: the system's own for an error code, else the first line, without its specs."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    if code:
-        return os.strerror(int(code[1]))
-    first = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
-    return first or type(error).__name__
-
-
-def _misfits(stored: Any, wanted: Any) -> list[str]:
-    """Each array of nested dicts whose shape differs: `hidden/kernel is [5, 16], not [5, 8]`."""
-    there, here = _shapes(stored), _shapes(wanted)
-    wrong = [
-        f"{path} is {there[path]}, not {here[path]}" for path in there if path in here and there[path] != here[path]
-    ]
-    return [
-        *wrong,
-        *(f"{path} is missing" for path in here if path not in there),
-        *(f"{path} has no use" for path in there if path not in here),
-    ]
-
-
-def _shapes(tree: Any) -> dict[str, list[int]]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): list(leaf.shape) for path, leaf in leaves}
-
-
-def _nested(tree: Any) -> dict[str, Any]:
-    """Any pytree as nested dicts of text keys: what is on disk then depends on no class of optax."""
-    nested: dict[str, Any] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        *parents, name = [jax.tree_util.keystr((part,), simple=True) for part in path]
-        inner = nested
-        for parent in parents:
-            inner = inner.setdefault(parent, {})
-        inner[name] = leaf
-    return nested
-
-
-def _unnested(nested: Mapping[str, Any], like: Any) -> Any:
-    """The inverse of `_nested`, with the structure of `like`."""
-
-    def pick(path: Any, _leaf: Any) -> Any:
-        inner: Any = nested
-        for part in path:
-            inner = inner[jax.tree_util.keystr((part,), simple=True)]
-        return inner
-
-    return jax.tree_util.tree_map_with_path(pick, like)
+        return StorageError(shown(self.path(self._saving)), f"cannot be written: {reason(error)}; {kept}", remedy)

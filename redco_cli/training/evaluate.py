@@ -5,6 +5,7 @@ A padded row would have to be masked inside every plugin's loss; a batch of the 
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,7 +17,8 @@ from redco_cli.data.batch import cut
 from redco_cli.data.loader import eval_batches
 from redco_cli.job import Job, pass_size
 from redco_cli.plugin.contract import Example, Loss, Params
-from redco_cli.runtime.mesh import data_shards, over_data, put, replicated
+from redco_cli.runtime.agreement import summed
+from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
 from redco_cli.runtime.program import Program
 
 IN_FLIGHT = 2
@@ -39,13 +41,13 @@ def evaluate(
         examples,
         job.collate("eval"),
         slices,
-        jax.process_index(),
-        jax.process_count(),
+        functools.partial(own_rows, mesh),
         where=job.collate_place,
         workers=job.recipe.data.workers,
     )
     with closing(batches):
         for part, batch in batches:
+            summed("eval batch", batch, 1, job.collate_place)
             sharding = over_data(mesh) if part.sharded else replicated(mesh)
             pending.append((part.stop, step(params, put(batch, sharding))))
             if len(pending) > IN_FLIGHT:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from redco_cli.data.batch import BatchPlan
 from redco_cli.data.loader import train_batches
 from redco_cli.job import Job, micro_batch_size
-from redco_cli.runtime.mesh import over_data, put
+from redco_cli.runtime.agreement import summed
+from redco_cli.runtime.mesh import counted_rows, over_data, own_rows, put
 from redco_cli.training.metrics import Meter
 
 READ_AHEAD = 2
@@ -32,7 +35,9 @@ def feed(job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: 
         seed: of the order.
     """
     recipe = job.recipe
-    plan = BatchPlan(recipe.train.global_batch_size, micro_batch_size(recipe), jax.process_index(), jax.process_count())
+    micro = micro_batch_size(recipe)
+    plan = BatchPlan(recipe.train.global_batch_size, micro, functools.partial(own_rows, mesh))
+    counted = np.array(counted_rows(mesh, micro))
     host = train_batches(
         examples,
         job.collate("train"),
@@ -53,16 +58,16 @@ def feed(job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: 
                     batch = next(host, None)
                 if batch is None:
                     break
-                ahead.append((put(batch, over_data(mesh, dim=1)), (plan.global_batch_size, _tokens(batch))))
+                tokens = summed("train batch", batch, 2, job.collate_place, _tokens(batch, counted))
+                ahead.append((put(batch, over_data(mesh, dim=1)), (plan.global_batch_size, tokens)))
             if not ahead:
                 return
             yield ahead.popleft()
 
 
-def _tokens(batch: Mapping[str, Any]) -> int | None:
-    """Real tokens of a batch over all processes; None for batches that hold none."""
+def _tokens(batch: Mapping[str, Any], counted: np.ndarray[Any, Any]) -> int | None:
+    """Real tokens in the `counted` rows of a batch [micro-batches, rows, ...]; None for batches that hold none."""
     if "input_ids" not in batch:
         return None
     mask = batch.get("attention_mask")
-    local = int(batch["input_ids"].size if mask is None else mask.sum())
-    return local * int(jax.process_count())
+    return int(batch["input_ids"][:, counted].size if mask is None else mask[:, counted].sum())

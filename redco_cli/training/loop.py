@@ -29,6 +29,7 @@ from redco_cli.training.evaluate import evaluate
 from redco_cli.training.feed import Fed, feed
 from redco_cli.training.metrics import Meter, Recorder
 from redco_cli.training.optimizer import Schedule
+from redco_cli.training.ranking import Best, finite, improves
 from redco_cli.training.state import TrainState, partition, paths
 from redco_cli.training.step import make_eval_step, make_train_step
 from redco_cli.training.timeline import Timeline
@@ -75,19 +76,23 @@ class Setup:
 class TrainingRun:
     """A run with its state: what `run_fn` of a plugin drives (see `plugin.contract.Run`)."""
 
-    def __init__(self, setup: Setup, state: TrainState, step: int) -> None:
+    def __init__(self, setup: Setup, state: TrainState, step: int, best: Best, put_off: bool) -> None:
         """Compiles nothing yet.
 
         Args:
             setup: what the run is made of.
             state: on the mesh; taken over, do not use it afterwards.
             step: `state.step`, known on the host.
+            best: step and value of the best evaluation until then.
+            put_off: whether the evaluation of this step is still to be done.
         """
         self._setup = setup
         self._state = state
         self._step = step
         self._meter = Meter()
         self._replaced = False
+        self._best = best
+        self._put_off = put_off
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self.history: list[tuple[int, Mapping[str, float]]] = []
         loss, everywhere = setup.placement.loss(setup.job), replicated(setup.placement.mesh)
@@ -143,7 +148,7 @@ class TrainingRun:
                     self._observe(*waiting, sums)
                 waiting = (self._step, metrics)
                 self._meter.add(*counts)
-                if self._setup.stop.exit_code is not None or self._is_milestone(self._step):
+                if self._setup.stop.due() or self._is_milestone(self._step):
                     self._observe(*waiting, sums)
                     waiting = None
                     self._milestone()
@@ -188,7 +193,7 @@ class TrainingRun:
         if self._evaluated is not None and self._evaluated[0] == self._step:
             metric = self._evaluated[1].get(self._setup.job.recipe.eval.best_metric)
         with self._meter.paused():
-            meta = Meta(self._step, _finite(metric), self._setup.resolved)
+            meta = Meta(self._step, finite(metric), self._best, self._put_off, self._setup.resolved)
             self._setup.checkpoints.save(self._state, meta, replace=self._replaced)
             self._replaced = False
 
@@ -210,11 +215,9 @@ class TrainingRun:
         """What happens between two steps: evaluation, checkpoint, the end that a signal asked for."""
         timeline, job, stop = self._setup.timeline, self._setup.job, self._setup.stop
         stopping = stop.exit_code is not None and self._step != timeline.steps  # at the end there is nothing to stop
-        improved = False
-        if not stopping and job.eval_examples is not None and timeline.due(self._step, timeline.eval_every):
-            before = self._best()
-            self.evaluate()
-            improved = self._best() != before
+        due = job.eval_examples is not None and timeline.due(self._step, timeline.eval_every)
+        self._put_off = due and stopping
+        improved = due and not stopping and self._evaluates_better()
         if improved or stopping or timeline.due(self._step, timeline.checkpoint_every):
             self.save()
         if stopping:
@@ -224,6 +227,17 @@ class TrainingRun:
             raise kind(
                 str(name), f"stopped by a signal after step {self._step}; saved", "run the same command to continue"
             )
+
+    def catch_up(self) -> None:
+        """Does the evaluation that a signal put off when the checkpoint of this step was saved."""
+        if self._put_off and self._setup.job.eval_examples is not None and self._evaluates_better():
+            self._put_off, self._replaced = False, True
+            self.save()
+
+    def _evaluates_better(self) -> bool:
+        before = self._best
+        self.evaluate()
+        return self._best != before
 
     def _observe(self, step: int, device_metrics: Any, sums: dict[str, list[float]]) -> None:
         """Looks at the metrics of a step: the finite check, the record, the live line."""
@@ -263,35 +277,20 @@ class TrainingRun:
         )
 
     def _record_evaluation(self, values: Mapping[str, float]) -> None:
-        best = self._best()
+        metric = self._setup.job.recipe.eval.best_metric
         self._evaluated = (self._step, values)
         self.history.append((self._step, values))
         self._setup.recorder.record(self._step, "eval", values)
-        self._setup.progress.evaluated(self._step, values, self._best() != best)
-        metric = self._setup.job.recipe.eval.best_metric
+        improved = improves(values.get(metric), self._best, self._setup.job.recipe.eval.best_mode)
+        if improved:
+            self._best = (self._step, values[metric])
+        self._setup.progress.evaluated(self._step, values, improved)
         if metric not in values:
             known = ", ".join(values)
             place = self._setup.job.where("eval.best_metric")
             raise RecipeError(place, f"evaluation gives no {metric}", f"it gives {known}")
 
-    def _best(self) -> tuple[int, float] | None:
-        """Step and value of the best evaluation so far, in this process or a checkpoint."""
-        recipe, checkpoints = self._setup.job.recipe, self._setup.checkpoints
-        ranked = [(values.get(recipe.eval.best_metric), step) for step, values in self.history]
-        stored = checkpoints.best()
-        if stored is not None:
-            ranked.append((checkpoints.meta(stored).metric, stored))
-        known = [(value, -step) for value, step in ranked if value is not None and math.isfinite(value)]
-        if not known:
-            return None
-        value, step = min(known) if recipe.eval.best_mode == "min" else max(known)
-        return -step, value
-
     @contextmanager
     def _compiling(self, what: str) -> Iterator[None]:
         with self._meter.paused(), self._setup.progress.compiling(what):
             yield
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

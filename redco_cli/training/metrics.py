@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from redco_cli.console import warn
 from redco_cli.errors import PluginError, StorageError
+from redco_cli.runtime.everyone import is_first
 from redco_cli.training.sinks import Sink
 
 METRICS_NAME = "metrics.jsonl"
@@ -114,6 +116,8 @@ class Meter:
 class Recorder:
     """Writes `metrics.jsonl` in `directory` and hands every record to the sinks; a context manager.
 
+    Only the first process of a run writes; on the others nothing happens.
+
     A sink that fails is reported once and left out from then on; the file is the record, and its failure ends the run.
 
     Args:
@@ -132,6 +136,9 @@ class Recorder:
         self.path = directory / METRICS_NAME
         self._sinks = list(sinks)
         self._clock = clock
+        self._file: FileIO | None = None
+        if not is_first():
+            return
         with _writing(self.path):
             directory.mkdir(parents=True, exist_ok=True)
             if not fresh and self.path.exists():
@@ -161,6 +168,8 @@ class Recorder:
             problem = f"every record in {METRICS_NAME} has a field {taken[0]!r} of its own"
             raise PluginError(f"metric {taken[0]}", problem, "give the metric another name in the plugin")
         plain = {name: _plain(value) for name, value in values.items()}
+        if self._file is None:
+            return
         line = _encoded({"step": step, "kind": kind, "time": self._clock(), **_without_nonfinite(plain)})
         with _writing(self.path):
             while line:  # a write to a full disk may take a part and only then fail
@@ -175,6 +184,8 @@ class Recorder:
         Raises:
             StorageError: the file cannot be read or written, or holds a line that is no record.
         """
+        if self._file is None:
+            return
         with _writing(self.path):
             self._rewrite([record for record in read_records(self.path) if record["step"] <= step])
             self._file.close()
@@ -182,7 +193,8 @@ class Recorder:
 
     def close(self) -> None:
         """Closes the file and the sinks."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         for sink in self._sinks.copy():
             self._guard(sink, sink.close)
         self._sinks.clear()

@@ -21,10 +21,11 @@ from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
 from redco_cli.recipe.paths import pin_paths
+from redco_cli.runtime.everyone import is_first, link
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun
-from redco_cli.training.metrics import METRICS_NAME, Recorder
+from redco_cli.training.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule, with_clipping
 from redco_cli.training.plot import plot_losses
 from redco_cli.training.resume import Start
@@ -110,6 +111,7 @@ def open_run(
     state = _first_state(job, placement, updates, start)
     with contextlib.ExitStack() as stack:
         start.checkpoints.sweep()
+        start.checkpoints.set_aside()
         stack.callback(start.checkpoints.close)
         recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
         _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned))
@@ -129,7 +131,7 @@ def open_run(
             stop,
             pinned.recipe.model_dump(mode="json"),
         )
-        yield TrainingRun(setup, state, start.step)
+        yield TrainingRun(setup, state, start.step, start.best, start.put_off)
 
 
 def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
@@ -147,13 +149,14 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
     try:
         if job.recipe.eval.at_start and run.step == 0:
             run.evaluate()
+        run.catch_up()
         if job.plugin.run_fn is None:
             means = run.train()
         else:
             with guarded(f"{job.plugin.file}: run_fn", "run_fn", job.plugin.file):
                 job.plugin.run_fn(run)
     except (PluginError, DataError, RecipeError):
-        if run.step:
+        if run.step and link() is None:  # a process that fails alone cannot save what the others hold
             run.save()
         raise
     except (
@@ -187,6 +190,8 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
 
 def _open_recorder(job: Job, start: Start, resolved: Mapping[str, Any]) -> Recorder:
     resumes = start.source is not None
+    if start.put_off and is_first():
+        _forget_evaluation(start.directory / METRICS_NAME, start.step)
     sinks = open_sinks(job.recipe.logging, start.directory, start.step if resumes else None, resolved)
     recorder = Recorder(start.directory, fresh=not resumes, sinks=sinks)
     if resumes:
@@ -194,8 +199,18 @@ def _open_recorder(job: Job, start: Start, resolved: Mapping[str, Any]) -> Recor
     return recorder
 
 
+def _forget_evaluation(path: Path, step: int) -> None:
+    """Drops the evaluation of a step that is to be done again: a run that did it was killed before it could save."""
+    records = read_records(path) if path.exists() else []
+    kept = [record for record in records if (record["kind"], record["step"]) != ("eval", step)]
+    if len(kept) < len(records):
+        _write(path, "".join(f"{json.dumps(record, allow_nan=False)}\n" for record in kept))
+
+
 def _plot(directory: Path) -> None:
     """A picture that cannot be drawn must not hide why a run ended."""
+    if not is_first():
+        return
     try:
         if (directory / METRICS_NAME).stat().st_size:
             plot_losses(directory / METRICS_NAME, directory / "loss.png")
@@ -204,6 +219,8 @@ def _plot(directory: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
+    if not is_first():
+        return
     temporary = path.with_name(f".{path.name}.new")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from redco_cli.errors import RedcoError, StorageError
 from redco_cli.recipe.schema import LoggingSection, WandbSection
+from redco_cli.runtime.everyone import is_first
 
 _FLUSH_SECONDS = 5.0  # an fsync can take tens of milliseconds on a network disk
 
@@ -39,7 +40,7 @@ class Sink(Protocol):
 def open_sinks(
     logging: LoggingSection, directory: Path, resume_step: int | None, recipe: Mapping[str, Any]
 ) -> list[Sink]:
-    """The sinks that a recipe asks for.
+    """The sinks that a recipe asks for, on the first process.
 
     Args:
         logging: the section of the recipe.
@@ -52,6 +53,8 @@ def open_sinks(
         StorageError: a folder cannot be written.
     """
     sinks: list[Sink] = []
+    if not is_first():
+        return sinks
     if logging.tensorboard:
         sinks.append(TensorBoardSink(directory / "tensorboard", resume_step))
     if logging.wandb is not None:

@@ -7,7 +7,7 @@ from source import PACKAGE, dotted, imports, modules, shown
 
 ROWS = [
     {"cli"},
-    {"run"},
+    {"run", "shell", "launch"},
     {"planning"},  # rehearses what training does, with its timeline and its state
     {"training", "prediction"},
     {"placement"},

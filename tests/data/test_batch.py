@@ -11,19 +11,28 @@ WHERE = "plugins/p.py:3: collate_fn"
 EXPECTED = "return a dict of numpy arrays with leading dim 2, one row for each of the 2 examples"
 
 
+def part(process, processes):
+    """The contiguous rows of a process, as those of all tile a batch."""
+    return lambda size: range(process * size // processes, (process + 1) * size // processes)
+
+
 @given(n_micro=st.integers(1, 5), share=st.integers(1, 4), processes=st.sampled_from([1, 2, 4]))
 def test_the_shares_of_all_processes_tile_the_global_batch(n_micro, share, processes):
     micro = share * processes
-    plans = [BatchPlan(n_micro * micro, micro, p, processes) for p in range(processes)]
+    plans = [BatchPlan(n_micro * micro, micro, part(p, processes)) for p in range(processes)]
     rows = np.array([plan.rows() for plan in plans]).reshape(processes, n_micro, share)
     together = rows.transpose(1, 0, 2).reshape(-1)  # micro-batch by micro-batch, process by process within
     assert together.tolist() == list(range(n_micro * micro))
 
 
-@pytest.mark.parametrize("sizes", [(8, 3, 0, 1), (8, 2, 0, 4)])
-def test_a_plan_that_does_not_divide_is_refused(sizes):
+def test_a_process_may_hold_rows_that_others_hold_too_or_that_are_apart():
+    assert BatchPlan(16, 8, lambda size: range(size // 2)).rows() == [0, 1, 2, 3, 8, 9, 10, 11]
+    assert BatchPlan(16, 8, lambda _size: [1, 6]).rows() == [1, 6, 9, 14]
+
+
+def test_a_plan_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="does not divide evenly"):
-        BatchPlan(*sizes)
+        BatchPlan(8, 3)
 
 
 @given(n=st.integers(0, 200), shards=st.integers(1, 9), per_shard=st.integers(1, 6))

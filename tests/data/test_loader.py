@@ -108,11 +108,16 @@ def test_batches_run_through_epochs_without_dropping_any_example(n, global_batch
         assert sorted(epoch) == list(range(n))
 
 
+def part(process, processes):
+    """The contiguous rows of a process, as those of all tile a batch."""
+    return lambda size: range(process * size // processes, (process + 1) * size // processes)
+
+
 @pytest.mark.parametrize("processes", [2, 4])
 @pytest.mark.parametrize("make", [rows, Endless])
 def test_the_global_batch_is_the_same_for_any_number_of_processes(make, processes):
     one = ids(make(30), BatchPlan(16, 8), stop_step=5)
-    parts = [ids(make(30), BatchPlan(16, 8, p, processes), stop_step=5) for p in range(processes)]
+    parts = [ids(make(30), BatchPlan(16, 8, part(p, processes)), stop_step=5) for p in range(processes)]
     assert one.shape == (5, 2, 8)
     assert parts[0].shape == (5, 2, 8 // processes)
     np.testing.assert_array_equal(np.concatenate(parts, axis=2), one)
@@ -126,7 +131,7 @@ def test_each_process_collates_only_its_own_examples(make):
         sizes.append(len(examples))
         return collate(examples)
 
-    ids(make(30), BatchPlan(16, 8, 1, 4), stop_step=3, collate=counting)
+    ids(make(30), BatchPlan(16, 8, part(1, 4)), stop_step=3, collate=counting)
     assert sizes == [4, 4, 4]
 
 
@@ -337,12 +342,13 @@ def test_loaded_data_comes_in_the_same_order_as_a_list_or_any_other_stream(tmp_p
 def test_evaluation_covers_every_example_once_over_all_processes(n, processes, per_shard):
     shards = 4
     cuts = cut(n, shards * per_shard, shards)
-    runs = [list(eval_batches(rows(n), collate, cuts, p, processes, where=WHERE, workers=2)) for p in range(processes)]
+    parts = [part(p, processes) for p in range(processes)]
+    runs = [list(eval_batches(rows(n), collate, cuts, own, where=WHERE, workers=2)) for own in parts]
     covered = []
-    for number, part in enumerate(cuts):
+    for number, cut_out in enumerate(cuts):
         mine = [run[number] for run in runs]
-        assert all(said == part for said, _ in mine)
-        if part.sharded:
+        assert all(said == cut_out for said, _ in mine)
+        if cut_out.sharded:
             assert len({len(batch["id"]) for _, batch in mine}) == 1
             covered += np.concatenate([batch["id"] for _, batch in mine]).tolist()
         else:
@@ -355,13 +361,13 @@ def test_evaluation_covers_every_example_once_over_all_processes(n, processes, p
 @pytest.mark.parametrize("processes", [1, 2])
 def test_prediction_batches_have_one_size_and_say_which_rows_count(start, processes):
     runs = [
-        list(predict_batches(rows(10), collate, 4, start, p, processes, where=WHERE, workers=2))
+        list(predict_batches(rows(10), collate, 4, start, part(p, processes), where=WHERE, workers=2))
         for p in range(processes)
     ]
     covered = []
     for parts in zip(*runs, strict=True):
         indices = parts[0][0]
-        batch = np.concatenate([part["id"] for _, part in parts])
+        batch = np.concatenate([piece["id"] for _, piece in parts])
         assert batch.shape == (4,)
         assert batch[: len(indices)].tolist() == list(indices)
         assert all(filling == 9 for filling in batch[len(indices) :])

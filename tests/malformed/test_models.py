@@ -52,11 +52,7 @@ CASES = {
         ("n_layer: 1", "n_layer: one"),
     ),
     "heads that do not divide": Case(
-        (
-            "recipe.yaml:3: model.config: FlaxGPT2LMHeadModel cannot be built from this config: cannot "
-            "reshape array of shape (1, 1, 8) (size 8) into shape (1, 1, 3, 2) (size 6)\n"
-            "  -> correct the config: sizes must be positive, and heads must divide the hidden size"
-        ),
+        ("recipe.yaml:3: model.config.n_head: 3 heads do not divide the hidden size 8\n  -> correct the config"),
         ("n_head: 1", "n_head: 3"),
     ),
     "a setting that would run wrongly": Case(
@@ -66,6 +62,7 @@ CASES = {
             "  -> choose a model without this setting"
         ),
         (GPT2, LLAMA),
+        overrides=["model.implementation=hf_flax"],
     ),
     "a vocabulary too small for the tokenizer": Case(
         (

@@ -167,10 +167,10 @@ CASES = {
     ),
     "a learning rate of zero": Case(
         (
-            "command line: train.learning_rate: 0 given, but a number > 0.0 is expected\n"
+            "command line: train.learning_rate: -1 given, but a number >= 0.0 is expected\n"
             "  -> train.learning_rate: Peak learning rate."
         ),
-        overrides=("train.learning_rate=0",),
+        overrides=("train.learning_rate=-1",),
     ),
     "a learning rate that is no number": Case(
         ("command line: train.learning_rate: .nan is not a finite number\n  -> give a finite one"),

@@ -229,7 +229,7 @@ def save_torch(config: dict[str, Any], task: str, directory: Path, **saving: Any
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model.save_pretrained(directory, **saving)
-    return Saved(model, directory, ModelSection(name=str(directory), task=task))
+    return Saved(model, directory, ModelSection(name=str(directory), task=task, implementation="hf_flax"))
 
 
 def inputs_for(model_type: str, task: str, seed: int = 0, length: int = 8) -> dict[str, np.ndarray]:

@@ -22,6 +22,8 @@ from redco_cli.models.decoder_model import build_decoder
 from redco_cli.models.decoder_positions import alibi_slopes
 from redco_cli.models.decoder_sight import empty_cache
 from redco_cli.models.families import decoder_config
+from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.plugin.parts import next_token_loss
 
 
 def decoder(family="llama", **changed):
@@ -309,16 +311,16 @@ def loss_case(batch_size=3, length=12, vocab_size=64, bias=True):
 
 
 @pytest.mark.parametrize(
-    ("options", "bias", "piece", "groups"),
+    ("options", "bias", "positions", "groups"),
     [
         ({}, False, 4096, 1),
-        ({}, True, 15, 1),
-        ({"logits_scale": 0.3}, True, 15, 3),
+        ({}, True, 5, None),
+        ({"logits_scale": 0.3}, True, 5, 3),
         ({"logits_softcap": 1.5}, False, 1, 1),
-        ({"logits_softcap": 1.5, "logits_scale": 2.0}, True, 24, 3),
+        ({"logits_softcap": 1.5, "logits_scale": 2.0}, True, None, 3),
     ],
 )
-def test_loss_in_pieces_equals_the_plain_form(options, bias, piece, groups):
+def test_loss_in_pieces_equals_the_plain_form(options, bias, positions, groups):
     config = dataclasses.replace(decoder_config(hf_config("llama"), where=where), **options)
     hidden, head, labels, weights = loss_case(bias=bias)
 
@@ -329,14 +331,16 @@ def test_loss_in_pieces_equals_the_plain_form(options, bias, piece, groups):
         return (losses * weights * (labels >= 0)).sum()
 
     def pieces(hidden, head, weights):
-        total, weight = cross_entropy(hidden, head, labels, weights, config=config, piece=piece, groups=groups)
-        return 2.0 * total, weight
+        found = cross_entropy(hidden, head, labels, weights, config=config, positions=positions, groups=groups)
+        return 2.0 * found.loss, (found.weight, found.correct)
 
     value, grads = quick(jax.value_and_grad(plain, argnums=(0, 1, 2)))(hidden, head, weights)
     run = quick(jax.value_and_grad(pieces, argnums=(0, 1, 2), has_aux=True))
-    (other_value, weight), other_grads = run(hidden, head, weights)
+    (other_value, (weight, correct)), other_grads = run(hidden, head, weights)
     np.testing.assert_allclose(other_value, 2 * value, rtol=1e-5)
     np.testing.assert_allclose(weight, weights[labels >= 0].sum(), rtol=1e-6)
+    right = (hidden @ head.kernel * config.logits_scale + (head.bias * config.logits_scale if bias else 0)).argmax(-1)
+    np.testing.assert_allclose(correct, weights[right == labels].sum(), rtol=1e-6)
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, 2 * two, atol=1e-4), other_grads, grads)
     np.testing.assert_allclose(quick(pieces)(hidden, head, weights)[0], 2 * value, rtol=1e-5)
 
@@ -353,12 +357,12 @@ def test_the_loss_of_a_model_is_that_of_its_logits(family, changed):
     built = model(family, **changed)
     _, params = decoder(family, **changed)
     ids = batch().input_ids
-    labels = np.concatenate([ids[:, 1:], np.full((3, 1), -100)], 1)
-    total, weight = quick(lambda params: built.next_token_loss(params, ids, labels, piece=12))(params)
-    logits = apply(built.module, params, ids)
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], labels[:, :-1])
-    assert float(weight) == 33
-    np.testing.assert_allclose(total, losses.sum(), rtol=1e-5)
+    labels = np.where(np.arange(12) % 5 == 1, IGNORED_LABEL, ids)
+    loss = quick(lambda params: built.next_token_loss(params, ids, labels=labels))(params)
+    expected = next_token_loss(apply(built.module, params, ids), jnp.asarray(labels))
+    assert float(loss.weight) == float(expected.weight) == 24
+    np.testing.assert_allclose(loss.sum, expected.sum, rtol=1e-5)
+    assert float(loss.metrics["accuracy"]) == float(expected.metrics["accuracy"])
 
 
 def test_the_logits_of_the_whole_batch_never_exist():
@@ -366,7 +370,7 @@ def test_the_logits_of_the_whole_batch_never_exist():
     hidden, head, labels, _ = loss_case(vocab_size=4096)
 
     def total(hidden, head):
-        return cross_entropy(hidden, head, labels, config=config, piece=6)[0]
+        return cross_entropy(hidden, head, labels, config=config, positions=2).loss
 
     program = jax.jit(jax.grad(total, argnums=(0, 1))).lower(hidden, head).compile().as_text()
     logits = [line for line in program.splitlines() if "f32[3,12,4096]" in line or "f32[36,4096]" in line]
@@ -440,7 +444,7 @@ def test_what_dropout_does_evens_out(rate):
         (
             (np.zeros((1, 65), np.int32),),
             {},
-            "input_ids has 65 tokens, but the model has positions for 64\n"
+            "input_ids has 65 tokens, but the model has positions for 64 (max_position_embeddings)\n"
             "  -> make sequences shorter: data.max_length, predict.generation.max_new_tokens",
         ),
     ],

@@ -342,7 +342,7 @@ def refusal(family="llama", changed=None, ids=None, mask=None, **settings):
         ({"do_sample": True}, "sampling needs a key\n  -> pass rng= to ctx.model.generate, as predict_fn got it"),
         (
             {"family": "gpt2", "max_new_tokens": 57, "eos_token_id": 2},
-            "input_ids has 65 tokens, but the model has positions for 64\n"
+            "input_ids has 65 tokens, but the model has positions for 64 (max_position_embeddings)\n"
             "  -> make sequences shorter: data.max_length, predict.generation.max_new_tokens",
         ),
         (

@@ -18,7 +18,7 @@ IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 def tiny(**changed):
     """A causal model from scratch."""
     config = config_for("llama", "causal_lm", **(IDS | changed))
-    return resolve_model(ModelSection(config=config), where=where)
+    return resolve_model(ModelSection(config=config, implementation="hf_flax"), where=where)
 
 
 def prompts(task, model_type):

@@ -12,7 +12,9 @@ from redco_cli.recipe.schema import ModelSection
 
 
 def resolved(model_type, task, **changed):
-    return resolve_model(ModelSection(config=config_for(model_type, task, **changed), task=task), where=where)
+    return resolve_model(
+        ModelSection(config=config_for(model_type, task, **changed), task=task, implementation="hf_flax"), where=where
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_decoder_inputs_start_and_pad():
 
 
 def test_half_precision_computes_over_float32_parameters():
-    section = ModelSection(config=config_for("llama", "causal_lm"), dtype="bfloat16")
+    section = ModelSection(config=config_for("llama", "causal_lm"), dtype="bfloat16", implementation="hf_flax")
     model = resolve_model(section, where=where)
     assert {leaf.dtype for leaf in jax.tree.leaves(model.abstract)} == {jnp.dtype("float32")}
     logits = jax.eval_shape(lambda params: model(params, jnp.ones((2, 4), int)), model.abstract)

@@ -40,7 +40,7 @@ MEASURED = [(kind, task, key, bad, good) for key, (kind, task, bad, good) in CAS
 
 
 def resolved(model_type, task, **changed):
-    section = ModelSection(config=config_for(model_type, task, **changed), task=task)
+    section = ModelSection(config=config_for(model_type, task, **changed), task=task, implementation="hf_flax")
     return resolve_model(section, where=where)
 
 

@@ -29,7 +29,7 @@ def test_a_directory_needs_nothing_but_its_config(tmp_path, monkeypatch):
     model = resolve_model(ModelSection(name="tiny"), where=where)
     assert model.task == "causal_lm"
     assert {type(leaf) for leaf in jax.tree.leaves(model.abstract)} == {jax.ShapeDtypeStruct}
-    assert model.abstract["model"]["embed_tokens"]["embedding"].shape == (64, 16)
+    assert model.abstract["embedding"].shape == (64, 16)
 
 
 def test_a_model_of_sixty_six_billion_parameters_is_only_shapes():
@@ -131,7 +131,7 @@ def test_sizes_that_do_not_fit_are_refused():
 @pytest.mark.parametrize(
     ("config", "implementation", "expected"),
     [
-        (LLAMA, "auto", HfFlaxModel),
+        (LLAMA, "auto", DecoderModel),
         (LLAMA | {"rope_theta": 500000.0}, "decoder", DecoderModel),
         (LLAMA, "decoder", DecoderModel),
         (LLAMA, "hf_flax", HfFlaxModel),
@@ -141,7 +141,7 @@ def test_sizes_that_do_not_fit_are_refused():
     ],
     ids=["covered", "another theta", "decoder", "hf_flax", "no Flax class", "not covered", "refused by the decoder"],
 )
-def test_auto_takes_the_decoder_where_there_is_no_flax_class(config, implementation, expected):
+def test_auto_takes_the_decoder_where_it_covers_a_model(config, implementation, expected):
     section = ModelSection(config=config, implementation=implementation)
     assert type(resolve_model(section, where=where)) is expected
 

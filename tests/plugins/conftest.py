@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from redco_cli.models.byte_tokenizer import ByteTokenizer
-from redco_cli.plugin.contract import Context
-from redco_cli.plugin.parts import builtin
+from redco_cli.plugin.contract import Context, Loss
+from redco_cli.plugin.parts import builtin, next_token_loss
 from redco_cli.recipe.schema import Recipe
 
 MakeContext = Callable[..., Context]
@@ -24,6 +24,9 @@ class LogitsModel:
     def __call__(self, params: Any, *inputs: Any, **named: Any) -> Any:
         self.calls.append((inputs, named))
         return params
+
+    def next_token_loss(self, params: Any, *inputs: Any, labels: Any, **named: Any) -> Loss:
+        return next_token_loss(self(params, *inputs, **named), labels)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict
         ),
         (
             "train: {learning_rate: -1e-3}\n",
-            f"r.yaml:3: train.learning_rate: -0.001 given, but a number > 0.0 is expected\n  -> {RATE}",
+            f"r.yaml:3: train.learning_rate: -0.001 given, but a number >= 0.0 is expected\n  -> {RATE}",
         ),
         (
             "train: {learning_rate: .nan}\n",
@@ -182,10 +182,10 @@ def test_one_mistake_one_message(refusal, text, message):
 
 
 def test_all_mistakes_are_reported_at_once(refusal):
-    assert refusal("seed: x\ntrain: {steps: never, learning_rate: 0}\n", base="") == (
+    assert refusal("seed: x\ntrain: {steps: never, learning_rate: -1}\n", base="") == (
         "r.yaml: plugin: is missing\n  -> add it: plugin: The three functions.\n"
         f"r.yaml:2: train.steps: 'never' given, but {DURATION}\n  -> {STEPS}\n"
-        f"r.yaml:2: train.learning_rate: 0 given, but a number > 0.0 is expected\n  -> {RATE}\n"
+        f"r.yaml:2: train.learning_rate: -1 given, but a number >= 0.0 is expected\n  -> {RATE}\n"
         "r.yaml: output_dir: is missing\n"
         "  -> add it: output_dir: Where the run lives, relative to the working directory.\n"
         "r.yaml:1: seed: 'x' given, but a whole number is expected\n"

@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
-from programs import FAMILIES, program
+from programs import FAMILIES, OURS, program
 
 Marks = tuple[Any, ...]
 Table = dict[str, Marks]
@@ -173,8 +173,36 @@ def _family(name: str) -> dict[str, Variant]:
         heads = 2 if family == "mistral" else 1
         return {"kv by heads": Variant({**_kv(heads), **_TRANSFORMER}), "kv inside heads": Variant(_TRANSFORMER)}
     if family in ("resnet", "regnet"):
-        return {"whole": Variant({})}
+        stored: Table = {"classifier/.*kernel": (X, T), "kernel": (X, X, X, T)}
+        return {"whole": Variant({}, reference=False), "gathered": Variant({}, stored)}
     return {"megatron": Variant(_TRANSFORMER)}
+
+
+# Our decoder: layers are stacked, a kernel is [layers, in, out], experts are [layers, experts, in, out].
+
+_OURS: Table = {
+    "final_norm/(?:scale|bias)": (X,),
+    "(?:q|gate|up)/kernel": (".", X, T),
+    "(?:q|up)/bias": (".", T),
+    "(?:o|down)/kernel": (".", T, X),
+    "(?:scale|norm/bias|o/bias|down/bias)": (".", X),
+    "experts/(?:gate|up|down)": (".", T, X, X),
+    "router/kernel": (".", X, X),
+    "embedding": ROW,
+    "head": COLUMN,
+}
+_OUR_COLUMNS: Table = {"experts/(?:gate|up)": (".", X, X, T), "experts/down": (".", X, T, X)}
+
+
+def _ours(name: str) -> dict[str, Variant]:
+    config = OURS[name]
+    heads = config.get("num_key_value_heads", config.get("n_head"))
+    by_heads: Table = {"[kv]/kernel": (".", X, heads), "[kv]/bias": (".", heads), **_OURS}
+    inside: Table = {"[kv]/kernel": (".", X, T), "[kv]/bias": (".", T), **_OURS}
+    found = {"kv by heads": Variant(by_heads), "kv inside heads": Variant(inside)}
+    if "num_local_experts" in config:
+        found["columns of experts"] = Variant({**_OUR_COLUMNS, **by_heads})
+    return found
 
 
 # The small programs, by their scrambled names.
@@ -287,4 +315,6 @@ _PLAIN: dict[str, dict[str, Table]] = {
 
 
 def _variants(name: str) -> dict[str, Variant]:
+    if name in OURS:
+        return _ours(name)
     return _family(name) if name.partition(":")[0] in FAMILIES else _small(name)

@@ -1,4 +1,4 @@
-"""Programs to shard: every Hugging Face Flax family in a tiny config, and small modules of many styles.
+"""Programs to shard: every Hugging Face Flax family in a tiny config, our decoder, and small modules of many styles.
 
 Sizes are such that eight devices divide them: 8 heads, hidden 64, vocabulary 96, 3 layers, batch 8, sequence 16.
 """
@@ -21,9 +21,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
 from families import CONFIGS, config_for, where
 from small_programs import SMALL, token_loss
 
+from redco_cli.models.decoder_model import DecoderModel
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.tasks import flax_class_names
 from redco_cli.recipe.schema import ModelSection
+from redco_cli.sharding.rows import rows_shared
 
 BATCH, LENGTH = 8, 16
 _SIZES: dict[int, tuple[str, ...]] = {
@@ -50,8 +52,16 @@ _CHANGED: dict[str, dict[str, Any]] = {
 _TASKS = ("causal_lm", "masked_lm", "seq2seq", "image_classification", "vision_to_sequence", "speech_to_sequence")
 """What a family is trained for here: the first of these that it has, BERT-like ones as masked language models."""
 _MASKED = ("albert", "bert", "big_bird", "distilbert", "electra", "roberta", "roberta-prelayernorm", "roformer")
+_MODERN = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8}
+OURS: dict[str, dict[str, Any]] = {
+    "ours-llama": {**_MODERN, "num_key_value_heads": 4},
+    "ours-gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 8, "n_positions": 32},
+    "ours-mixtral": {**_MODERN, "num_key_value_heads": 4, "num_local_experts": 8},
+    "ours-gemma2": {**_MODERN, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8},
+}
+"""Our decoder, by name and model type: what its config says besides."""
 FAMILIES = tuple(CONFIGS)
-NAMES = (*FAMILIES, *SMALL)
+NAMES = (*FAMILIES, *OURS, *SMALL)
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,8 @@ def program(name: str) -> Program:
         is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
         params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32), shapes, is_leaf=is_shape)
         return Program(name, loss_fn, params, batch)
+    if name in OURS:
+        return _ours(name)
     family, _, task = name.partition(":")
     return _family(name, family, task or _task(family))
 
@@ -128,6 +140,20 @@ def _family(name: str, family: str, task: str) -> Program:
         return token_loss(outputs, batch["labels"])
 
     return Program(name, loss_fn, model.abstract, batch)
+
+
+def _ours(name: str) -> Program:
+    """The decoder's own loss, which sums the gradient of its head apart for each row."""
+    config = {"model_type": name.removeprefix("ours-"), "vocab_size": 96, **OURS[name]}
+    model = resolve_model(ModelSection(config=config, implementation="decoder"), where=where)
+    assert isinstance(model, DecoderModel)
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        with rows_shared(BATCH):
+            loss = model.next_token_loss(params, **batch)
+        return loss.sum / loss.weight
+
+    return Program(name, loss_fn, model.abstract, _batch("llama", "causal_lm"))
 
 
 def _batch(family: str, task: str) -> dict[str, Any]:

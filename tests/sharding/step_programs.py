@@ -148,6 +148,8 @@ def model(name: str, size: Size, dtype: str = "float32") -> Model:
         batch = {"pixel_values": images, "labels": jax.ShapeDtypeStruct((size.batch,), jnp.int32)}
 
     def loss_fn(params: Any, batch: Any) -> Any:
+        if task == "causal_lm":
+            return hugging.next_token_loss(params, **batch).sum
         logits = hugging(params, **{key: value for key, value in batch.items() if key != "labels"})
         return _loss(logits, batch["labels"])
 

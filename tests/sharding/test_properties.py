@@ -8,11 +8,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
 from random_programs import MESHES, WHOLE, Mlp, Sketch, sketches, small_sketches
-from trial import attempt
+from trial import attempt, due_to_rounding
 
 from redco_cli.errors import DeviceError
 from redco_cli.sharding import make_plan, read
 
+TOLERANCE = 1e-5
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 quickly = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 run_few = settings(
@@ -148,7 +149,8 @@ def check_equal(sketch, again):
     plan = plan_of(sketch)
     assume(plan is not None)
     trial = attempt(sketch.loss, sketch.values(), sketch.batch(), plan, again=again)
-    assert trial.worst < 1e-5, trial.gradients
+    if trial.worst >= TOLERANCE:  # some programs are so steep that the last bit of a parameter changes more
+        assert trial.worst < 4 * due_to_rounding(sketch.loss, sketch.values(), sketch.batch()), trial.gradients
 
 
 @run_few

@@ -100,6 +100,15 @@ def one_device(loss_fn: Loss, params: Any, batch: Any) -> tuple[Any, Any]:
     return jax.device_get(_step(loss_fn, params, batch)(params, batch))
 
 
+def due_to_rounding(loss_fn: Loss, params: Any, batch: Any) -> float:
+    """The largest error of the gradients, on one device, when each parameter changes by its last bit."""
+    rng = np.random.default_rng(0)
+    nudged = jax.tree.map(
+        lambda leaf: np.nextafter(leaf, rng.choice([-np.inf, np.inf], leaf.shape), dtype=leaf.dtype), params
+    )
+    return max(errors(one_device(loss_fn, params, batch)[1], one_device(loss_fn, nudged, batch)[1]).values())
+
+
 def _step(loss_fn: Loss, params: Any, batch: Any) -> Any:
     return jax.jit(jax.value_and_grad(loss_fn)).lower(params, batch).compile(QUICKLY)
 

@@ -1,0 +1,142 @@
+"""Several processes of one command on this machine, for development: `redco launch`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import IO, TextIO
+
+from redco_cli.errors import UsageError
+from redco_cli.runtime.cluster import COORDINATOR, PROCESS, PROCESSES
+from redco_cli.runtime.pretend import pretend_devices
+
+COMMANDS = ("train", "predict")
+"""What can be done by several processes."""
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PATIENCE = (20.0, 10.0)  # seconds for the others to end by themselves after a failure, and once they are asked to
+_LOOK = 0.05
+_PROGRAM = ("-c", "from redco_cli.cli import main; main()")
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuses what several processes cannot do.
+
+    Raises:
+        UsageError: naming what they can.
+    """
+    if not command or command[0] not in COMMANDS:
+        given = f"{command[0]} is not for several processes" if command else "no command is given"
+        raise UsageError("launch", given, "such as: redco launch --processes 2 -- train recipe.yaml")
+
+
+def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
+    """Runs `redco COMMAND...` as several processes until all have ended; signals go to each of them.
+
+    When one fails, the others are given time to say why they end, and are then ended.
+
+    Args:
+        command: such as `["train", "recipe.yaml"]`.
+        processes: how many.
+        devices: CPU devices of each; None for what it finds.
+
+    Returns:
+        The exit code of the first that failed, 128 + n for one ended by signal n; 0 when none did.
+
+    Raises:
+        UsageError: the command is not for several processes.
+    """
+    check_command(command)
+    if devices is not None:
+        pretend_devices(devices)
+    shared = {**os.environ, COORDINATOR: f"localhost:{_free_port()}", PROCESSES: str(processes)}
+    started: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        for child in started:
+            if child.poll() is None:
+                child.send_signal(number)
+
+    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        for process in range(processes):
+            child = subprocess.Popen(  # noqa: S603 - this program itself
+                [sys.executable, *_PROGRAM, *command],
+                env={**shared, PROCESS: str(process)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # a terminal's Ctrl-C would reach them a second time
+            )
+            started.append(child)
+            readers += _reading(child, process)
+        code = _wait(started)
+    finally:
+        for child in started:
+            if child.poll() is None:
+                child.kill()
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    for reader in readers:
+        reader.join(timeout=5)
+    return code
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Until all have ended: by themselves, or some time after the first failure."""
+    code, failed_at, asked = 0, 0.0, False
+    while any(child.poll() is None for child in children):
+        time.sleep(_LOOK)
+        failed = next((child.returncode for child in children if child.poll()), None)
+        if failed is None:
+            continue
+        if not failed_at:
+            code, failed_at = failed, time.monotonic()
+        waited = time.monotonic() - failed_at
+        for child in children:
+            if child.poll() is None and waited > sum(_PATIENCE):
+                child.kill()
+            elif child.poll() is None and waited > _PATIENCE[0] and not asked:
+                child.terminate()
+        asked = asked or waited > _PATIENCE[0]
+    code = code or next((child.returncode for child in children if child.returncode), 0)
+    return code if code >= 0 else 128 - code
+
+
+def _reading(child: subprocess.Popen[bytes], process: int) -> list[threading.Thread]:
+    """Threads that pass on what a process prints, each line behind its number."""
+    assert child.stdout is not None
+    assert child.stderr is not None
+    pairs = ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
+    threads = [
+        threading.Thread(target=_pass_on, args=(source, target, process), daemon=True) for source, target in pairs
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def _pass_on(source: IO[bytes], target: TextIO, process: int) -> None:
+    for line in source:
+        target.write(f"[{process}] {line.decode(errors='replace').rstrip()}\n")
+        target.flush()
+
+
+def _free_port() -> int:
+    """A port that is free, and the one after it too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("", 0))
+            port = int(first.getsockname()[1])
+            try:
+                second.bind(("", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port

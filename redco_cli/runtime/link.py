@@ -1,0 +1,155 @@
+"""What a process has of the others once all have met: values gathered, a stop agreed on, and who is gone.
+
+It stays beside JAX's own connections for the whole run, since those notice a dead process only after minutes, or end
+the program with a stack trace. Imports no JAX.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from redco_cli.errors import EXIT_FAILED, RedcoError
+from redco_cli.runtime.wire import Message, Wire
+
+_GRACE = 1.5  # seconds in which this process may end by itself, with a reason of its own
+
+
+@dataclass(frozen=True)
+class End:
+    """Why this run cannot go on: another process left, or is gone.
+
+    Attributes:
+        reason: for a person.
+        exit_code: which this process ends with, too.
+    """
+
+    reason: str
+    exit_code: int
+
+    def error(self) -> RedcoError:
+        """The reason as an error."""
+        error = RedcoError("processes", self.reason, "look at what that process printed; the same command continues")
+        error.exit_code = self.exit_code
+        return error
+
+
+class Link:
+    """The connection to the hub."""
+
+    def __init__(self, wire: Wire, process: int, processes: int, coordinator: str) -> None:
+        """Does not listen yet.
+
+        Args:
+            wire: connected to the hub, which has let everyone go.
+            process: which one this is.
+            processes: how many there are.
+            coordinator: where process 0 is, for errors.
+        """
+        self.process, self.processes = process, processes
+        self.end: End | None = None
+        self.frozen: int | None = None
+        self.stop_at: int | None = None
+        self.on_freeze: Callable[[int, int], int] = lambda _code, _process: 0
+        self.on_stop: Callable[[int], None] = lambda _point: None
+        self._wire, self._coordinator = wire, coordinator
+        self._changed = threading.Condition()
+        self._gathered: dict[str, list[Any]] = {}
+        self._calls: Counter[str] = Counter()
+        self._leaving, self._heard = threading.Event(), threading.Event()
+
+    def listen(self, give_up: Callable[[End], None]) -> None:
+        """Begins to listen, in a thread.
+
+        Args:
+            give_up: called when the run cannot go on and this process does not end by itself.
+        """
+        threading.Thread(target=self._listen, args=(give_up,), daemon=True, name="redco-link").start()
+
+    def gather(self, name: str, value: Any) -> list[Any]:
+        """The value of every process, in their order. All must call it; the n-th calls with one name belong together.
+
+        Args:
+            name: what is gathered; calls in different threads need different names.
+            value: JSON-able.
+
+        Raises:
+            RedcoError: a process is gone.
+        """
+        with self._changed:
+            number = self._calls[name]
+            self._calls[name] += 1
+        key = f"{name} {number}"
+        self._wire.send(op="gather", name=key, value=value)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._gathered or self.end is not None)
+            if key not in self._gathered:
+                assert self.end is not None
+                raise self.end.error()
+            return self._gathered.pop(key)
+
+    def ask_stop(self, code: int) -> None:
+        """Asks all processes to agree on where to stop; only the first of all requests counts."""
+        self._wire.send(op="stop", code=code)
+
+    def wait_for_end(self, seconds: float) -> End | None:
+        """Why the run cannot go on, if that becomes known in so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.end is not None, seconds)
+            return self.end
+
+    def leave(self, *, peaceful: bool, code: int = 0, reason: str = "") -> None:
+        """Says good-bye: from now on, what happens to the others does not matter here.
+
+        Args:
+            peaceful: everyone leaves; else the others cannot go on.
+            code: the exit code, which those who cannot go on take over.
+            reason: why, for their users.
+        """
+        self._leaving.set()
+        if self._wire.send(op="leave", peaceful=peaceful, code=code, reason=reason):
+            self._heard.wait(_GRACE)  # process 0 must not end before it has told the others
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._leaving.set()
+        self._wire.close()
+
+    def _listen(self, give_up: Callable[[End], None]) -> None:
+        for message in self._wire.messages():
+            end = self._handle(message)
+            if end is not None:
+                break
+        else:
+            end = End(f"process 0 is gone: its connection {self._coordinator} ended", EXIT_FAILED)
+        self._heard.set()
+        with self._changed:
+            self.end = end
+            self._changed.notify_all()
+        if not self._leaving.wait(_GRACE):
+            give_up(end)
+
+    def _handle(self, message: Message) -> End | None:
+        op = message.get("op")
+        if op == "gathered":
+            with self._changed:
+                self._gathered[message["name"]] = message["values"]
+                self._changed.notify_all()
+        elif op == "freeze":
+            self.frozen = message["code"]
+            self._wire.send(op="frozen", point=self.on_freeze(message["code"], message["process"]))
+        elif op == "stop_at":
+            self.stop_at = message["point"]
+            self.on_stop(message["point"])
+        elif op == "lost":
+            return End(
+                f"process {message['process']} ({message['at']}) is gone: it was killed, or crashed", EXIT_FAILED
+            )
+        elif op == "left" and message["process"] == self.process:
+            self._heard.set()
+        elif op == "left" and not message["peaceful"]:
+            return End(f"process {message['process']} ended: {message['reason']}", message["code"])
+        return None

@@ -1,0 +1,172 @@
+"""Joins the processes of a run before anything else happens, and parts from them at the end, whatever the end is."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import glob
+import os
+import re
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, Interrupted, RedcoError, Requeue
+from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.runtime.cluster import Cluster, recognised, timeout
+from redco_cli.runtime.everyone import linked
+from redco_cli.runtime.link import End, Link
+from redco_cli.runtime.preflight import facts, meet
+from redco_cli.runtime.relay import open_relay
+from redco_cli.runtime.signals import Stopped, stop_at_once
+
+_HEARTBEAT = 100  # seconds; the link notices sooner
+_LAST = 10.0  # seconds in which a process that failed must end
+
+
+@contextlib.contextmanager
+def joined(
+    loaded: LoadedRecipe,
+    tell: Callable[[str], None],
+    show: Callable[[RedcoError], None],
+    hush: Callable[[], None] = lambda: None,
+) -> Iterator[None]:
+    """Within it this process is one of a run's, as its environment says, and JAX has the devices of all.
+
+    On process 0 alone, standard output is what it was: results appear once. When another process dies or fails, so does
+    this one, with the reason. Signals end it at once, until `stop_on_signal` takes them over.
+
+    Args:
+        loaded: the recipe, whose values must be the same on all.
+        tell: takes lines for the user.
+        show: takes the error when another process has ended this one, from any thread.
+        hush: called on all but process 0, whose progress is that of all.
+
+    Raises:
+        RedcoError: the processes do not meet, or differ.
+    """
+    with stop_at_once(), contextlib.ExitStack() as stack:
+        cluster = recognised(os.environ)
+        if cluster is None:
+            yield
+            return
+        tell(str(cluster))
+        seconds, recipe = timeout(os.environ), loaded.recipe.model_dump(mode="json")
+        connection = meet(cluster, facts(cluster, recipe), seconds)
+        stack.enter_context(linked(connection))
+        connection.listen(lambda end: _give_up(end, show))
+        stack.enter_context(_results_of(cluster.process))
+        if cluster.process:
+            hush()
+        stack.push(lambda _kind, error, _trace: _leave(error, connection))
+        _start_jax(cluster, connection, seconds)
+        yield
+
+
+@contextlib.contextmanager
+def _results_of(process: int) -> Iterator[None]:
+    """Keeps standard output for results, and for those of process 0: what native code prints there is no result."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w") if process == 0 else open(os.devnull, "w") as results:
+        kept = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            with contextlib.redirect_stdout(results):
+                yield
+        finally:
+            results.flush()
+            os.dup2(kept, 1)
+            os.close(kept)
+
+
+def _start_jax(cluster: Cluster, connection: Link, seconds: float) -> None:
+    import jax
+
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    address = cluster.coordinator if cluster.process == 0 else open_relay(cluster.host, cluster.port)
+    try:
+        jax.distributed.initialize(
+            address,
+            cluster.processes,
+            cluster.process,
+            _own_devices(connection),
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(seconds),
+            heartbeat_timeout_seconds=_HEARTBEAT,
+        )
+        counts = connection.gather("devices", jax.local_device_count())
+    except RuntimeError as error:
+        problem = f"JAX cannot start: {str(error).splitlines()[0]}"
+        raise RedcoError(str(cluster), problem, f"is port {cluster.port} of {cluster.host} free and open?") from error
+    if len(set(counts)) > 1:
+        shown = ", ".join(f"{count} on process {process}" for process, count in enumerate(counts))
+        raise RedcoError(str(cluster), f"the processes have different numbers of devices: {shown}", "give each as many")
+
+
+def _own_devices(connection: Link) -> list[int] | None:
+    """GPUs of this process where several processes on one machine see the same ones; None for all it sees."""
+    hosts = connection.gather("hosts", socket.gethostname())
+    here = [process for process, host in enumerate(hosts) if host == hosts[connection.process]]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    nodes = [path for path in glob.glob("/dev/nvidia*") if re.fullmatch(r"/dev/nvidia\d+", path)]
+    gpus = len(visible.split(",")) if visible else len(nodes)
+    chosen = "JAX_LOCAL_DEVICE_IDS" in os.environ or os.environ.get("JAX_PLATFORMS") == "cpu"
+    if chosen or len(here) == 1 or gpus < len(here) or gpus % len(here):
+        return None
+    each, place = gpus // len(here), here.index(connection.process)
+    return list(range(place * each, (place + 1) * each))
+
+
+def _leave(error: BaseException | None, connection: Link) -> None:
+    """Parts from the others, in peace or with a reason, and raises it where another process is the cause."""
+    if error is None:
+        _part(connection)
+        return
+    cause = _parted(error, connection)
+    if cause is not error:
+        raise cause from error
+
+
+def _part(connection: Link) -> None:
+    """The peaceful end: nobody leaves before all have come to it."""
+    import jax
+
+    connection.gather("end", None)
+    jax.distributed.shutdown()
+    connection.leave(peaceful=True)
+
+
+def _parted(error: BaseException, connection: Link) -> BaseException:
+    """The error to end with: that of another process where it is the cause of this one's."""
+    if isinstance(error, Stopped):
+        error = error.requeue()
+    if isinstance(error, Requeue | Interrupted) and connection.stop_at is not None:
+        _part(connection)
+        return error
+    if not isinstance(error, RedcoError | KeyboardInterrupt):
+        end = connection.wait_for_end(5.0)  # a collective that fails because its peer is gone
+        if end is not None:
+            error = end.error()
+    code = error.exit_code if isinstance(error, RedcoError) else EXIT_FAILED
+    code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else code
+    reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error).partition("\n")[0]
+    connection.leave(peaceful=False, code=code, reason=reason or type(error).__name__)
+    # JAX would wait at the end for processes that do not come; so would threads that save.
+    atexit.register(_end_now, code)
+    watch = threading.Timer(_LAST, _end_now, args=(code,))
+    watch.daemon = True
+    watch.start()
+    return error
+
+
+def _give_up(end: End, show: Callable[[RedcoError], None]) -> None:
+    show(end.error())
+    _end_now(end.exit_code)
+
+
+def _end_now(code: int) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)

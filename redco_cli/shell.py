@@ -1,0 +1,50 @@
+"""How every command behaves in a shell: errors become a message and an exit code, warnings a line like ours."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Any, TextIO
+
+import typer
+import typer.core
+
+from redco_cli.console import note, print_error, warn
+from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, RedcoError
+
+
+class Commands(typer.core.TyperGroup):
+    """Turns what a command raises into a message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs a command.
+
+        Raises:
+            typer.Exit: with the code of what the command raised.
+        """
+        try:
+            return super().invoke(ctx)
+        except RedcoError as error:
+            if ctx.params.get("show_traceback"):
+                traceback.print_exc()
+            print_error(error)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            note("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except BrokenPipeError:  # the reader has seen enough; Python would complain again when it flushes
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(EXIT_FAILED) from None
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """What Python code warns of, as a line like ours."""
+    warn(f"{message} ({category.__name__} at {filename}:{lineno})")

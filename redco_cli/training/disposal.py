@@ -1,0 +1,88 @@
+"""Directories that are deleted beside the training, and what is left of them after a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from redco_cli.errors import StorageError
+from redco_cli.recipe.load import shown
+
+_SWEEPS = 20
+_PAUSE = 0.1
+
+
+class Disposal:
+    """Deletes directories in a thread: a large one takes seconds, which no step should wait for."""
+
+    def __init__(self, suffix: str) -> None:
+        """Touches no disk.
+
+        Args:
+            suffix: what the name of a directory ends with while it is not whole.
+        """
+        self._suffix = suffix
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="redco-delete")
+        self._pending: list[Future[None]] = []
+
+    def delete(self, path: Path) -> None:
+        """Renames a directory now, and deletes it later.
+
+        Raises:
+            StorageError: it, or one that was to be deleted before, cannot be.
+        """
+        doomed = path.with_name(f"{path.name}.old{self._suffix}")
+        self.collect(wait=doomed.exists())
+        with moving(path):
+            path.rename(doomed)
+        self._pending.append(self._thread.submit(self._remove, path, doomed))
+
+    def collect(self, *, wait: bool) -> None:
+        """Reports what went wrong with the deletions that are done, or with all.
+
+        Raises:
+            StorageError: something cannot be deleted.
+        """
+        while self._pending and (wait or self._pending[0].done()):
+            self._pending.pop(0).result()
+
+    def sweep(self, directory: Path, pattern: str) -> None:
+        """Deletes what killed and failed saves left behind; of one that failed, some files are still being written."""
+        for _ in range(_SWEEPS):
+            unfinished = list(directory.glob(f"{pattern}{self._suffix}"))
+            for path in unfinished:
+                shutil.rmtree(path, ignore_errors=True)
+            if not unfinished:
+                return
+            time.sleep(_PAUSE)
+
+    def close(self) -> None:
+        """Waits for all deletions.
+
+        Raises:
+            StorageError: something cannot be deleted.
+        """
+        self._thread.shutdown()
+        self.collect(wait=True)
+
+    def _remove(self, path: Path, doomed: Path) -> None:
+        with moving(path), contextlib.suppress(FileNotFoundError):  # `sweep` may have been there first
+            shutil.rmtree(doomed)
+
+
+@contextlib.contextmanager
+def moving(path: Path) -> Iterator[None]:
+    """Says what cannot be renamed or deleted.
+
+    Raises:
+        StorageError: instead of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be renamed or deleted: {error.strerror or error}"
+        raise StorageError(shown(path), problem, "correct the permissions of output_dir") from error

@@ -1,0 +1,94 @@
+"""Several processes on this machine, with a Python program in the place of redco."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+LAUNCHER = """
+import sys
+import redco_cli.launch.local as local
+local._PROGRAM = ("-c", sys.argv[1])
+sys.exit(local.launch(["train", "x"], int(sys.argv[2]), int(sys.argv[3]) if sys.argv[3] else None))
+"""
+WHO = "import os, sys; me = int(os.environ['REDCO_PROCESS_ID'])\n"
+
+
+def launcher(program, processes=3, devices=""):
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, WHO + program, str(processes), devices],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_each_process_knows_who_it_is_and_is_told_apart():
+    program = """
+names = ("REDCO_NUM_PROCESSES", "REDCO_COORDINATOR", "XLA_FLAGS")
+print([os.environ[name] for name in names], sys.argv[1:])
+print("aside", file=sys.stderr)
+"""
+    child = launcher(program, devices="4")
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0
+    lines = sorted(out.splitlines())
+    assert [line[:4] for line in lines] == ["[0] ", "[1] ", "[2] "]
+    assert len({line[4:] for line in lines}) == 1
+    assert "'3', 'localhost:" in lines[0]
+    assert "--xla_force_host_platform_device_count=4" in lines[0]
+    assert lines[0].endswith("['train', 'x']")
+    assert sorted(err.splitlines()) == ["[0] aside", "[1] aside", "[2] aside"]
+
+
+@pytest.mark.parametrize(("failing", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])
+def test_the_first_failure_is_the_exit_code(failing, code):
+    program = f"""
+import time
+if me == 1:
+    {failing}
+time.sleep(1)
+sys.exit(3)
+"""
+    child = launcher(program)
+    child.communicate(timeout=60)
+    assert child.returncode == code
+
+
+def test_signals_reach_every_process():
+    program = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("ready", flush=True)
+time.sleep(60)
+"""
+    child = launcher(program)
+    for _ in range(3):
+        child.stdout.readline()
+    child.send_signal(signal.SIGTERM)
+    child.communicate(timeout=30)
+    assert child.returncode == 75
+
+
+def test_processes_that_do_not_end_after_a_failure_are_ended():
+    program = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+if me == 1:
+    time.sleep(0.5)
+    sys.exit(7)
+time.sleep(60)
+"""
+    patient = LAUNCHER.replace("local._PROGRAM", "local._PATIENCE = (0.5, 0.5)\nlocal._PROGRAM")
+    child = subprocess.Popen([sys.executable, "-c", patient, WHO + program, "3", ""], stdout=subprocess.PIPE, text=True)
+    began = time.monotonic()
+    out, _ = child.communicate(timeout=30)
+    assert child.returncode == 7
+    assert time.monotonic() - began < 10
+    for line in out.splitlines():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(line.split()[1]), 0)

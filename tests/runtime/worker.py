@@ -1,0 +1,29 @@
+"""One process of a run under test: `python worker.py train|predict RECIPE [key=value ...]`, as the commands do it."""
+
+import signal
+import sys
+from collections.abc import Sequence
+
+from redco_cli.console import note, print_error
+from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
+from redco_cli.recipe.load import find_run, load_recipe
+from redco_cli.runtime.processes import joined
+
+
+def main(command: str, target: str, overrides: Sequence[str]) -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
+    try:
+        with joined(load_recipe(find_run(target)[0], overrides), note, print_error):
+            from redco_cli import run
+
+            print(run.train(target, overrides) if command == "train" else run.predict(target, overrides))
+    except RedcoError as error:
+        print_error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))
