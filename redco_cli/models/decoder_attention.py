@@ -81,7 +81,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         return self.kernel != "plain" and plain and (self.kernel != "cudnn" or length % 2 == 0)
 
     def _attend_fused(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
-        """What `_attend_in_blocks` returns, by JAX's function, which is told of the order and the window if it can be."""
+        """What `_attend_in_blocks` returns, by JAX's function, told of the order and the window where it can be."""
         c = self.config
         assert self.kernel != "plain"
         q = q * layer.scale.astype(q.dtype) if c.layer_scales else q
