@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from redco_cli.recipe.shipped import shipped_recipes
+
 RECIPE = """plugin: {module: plugin.py}
 train: {global_batch_size: 4, steps: 4, optimizer: sgd, schedule: constant, max_grad_norm: null}
 eval: {every: 2}
@@ -32,7 +34,7 @@ CASES = {
     "missing": Case(
         (
             "recipes.yaml: no such recipe, neither a file nor shipped with redco\n"
-            "  -> known: dates, digits, instruct, quickstart, text_classification, text_regression"
+            f"  -> known: {', '.join(shipped_recipes())}"
         ),
         overrides=("MISSING",),
         code=2,
@@ -252,7 +254,7 @@ CASES = {
     "extending nothing": Case(
         (
             "recipe.yaml:1: extends: base.yaml: no such recipe, neither a file nor shipped with redco\n"
-            "  -> known: dates, digits, instruct, quickstart, text_classification, text_regression"
+            f"  -> known: {', '.join(shipped_recipes())}"
         ),
         recipe="extends: base.yaml\n" + RECIPE,
     ),

@@ -9,6 +9,7 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.planning.options import Devices, options
 from redco_cli.planning.workload import find_workload, recipe_workload
+from redco_cli.recipe.shipped import shipped_recipes
 
 PLUGIN = """
 import flax.linen as nn
@@ -174,7 +175,7 @@ def test_a_class_that_cannot_recompute_is_skipped() -> None:
         (
             "nothing.yaml",
             "nothing.yaml: no such recipe, neither a file nor shipped with redco\n"
-            "  -> known: dates, digits, instruct, quickstart, text_classification, text_regression",
+            f"  -> known: {', '.join(shipped_recipes())}",
         ),
     ],
 )
