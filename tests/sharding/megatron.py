@@ -26,6 +26,8 @@ import jax
 from jax.sharding import PartitionSpec
 from programs import FAMILIES, OURS, program
 
+from redco_cli.sharding.guards import REFUSE_ABOVE
+
 Marks = tuple[Any, ...]
 Table = dict[str, Marks]
 T, X = "t", None
@@ -92,6 +94,29 @@ def share(params: Any, specs: Any, mesh: Mapping[str, int]) -> float:
 
     sizes = [math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(params)]
     return sum(jax.tree.leaves(jax.tree.map(held, params, specs))) / sum(sizes)
+
+
+def whole(params: Any, specs: Any, axis: str) -> float:
+    """The share of the parameters' bytes that are in arrays which an axis does not split."""
+
+    def bytes_of(leaf: Any) -> int:
+        return math.prod(leaf.shape) * leaf.dtype.itemsize
+
+    def left(leaf: Any, spec: PartitionSpec) -> int:
+        return 0 if axis in jax.tree.leaves(tuple(spec)) else bytes_of(leaf)
+
+    return sum(jax.tree.leaves(jax.tree.map(left, params, specs))) / sum(map(bytes_of, jax.tree.leaves(params)))
+
+
+def references(name: str, mesh: Mapping[str, int]) -> dict[str, Placed]:
+    """The variants that derived shardings are measured against.
+
+    What moves least is to split nothing: a variant that the guards would refuse counts only where each of them is one.
+    """
+    params = program(name).params
+    found = {variant: placed for variant, placed in variants(name, mesh).items() if placed.reference}
+    split = {variant: one for variant, one in found.items() if whole(params, one.specs, "tensor") <= REFUSE_ABOVE}
+    return split or found
 
 
 def place(params: Any, used: Table, stored: Table, mesh: Mapping[str, int], *, fsdp: bool = True) -> Any:

@@ -15,12 +15,11 @@ import os
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from measure import MESHES as BY_HAND
 from measure import device_mesh, moved_bytes
-from megatron import variants
+from megatron import references, whole
 from programs import FAMILIES, NAMES, program
 from trial import attempt, expected
 
@@ -134,20 +133,7 @@ def check_shares(name, mesh):
     everything = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
     assert (sum(held), everything) == (plan.bytes_per_device, plan.bytes)
     for axis in ("fsdp", "tensor"):
-        assert plan.mesh[axis] == 1 or share(leaves, specs, axis) <= REFUSE_ABOVE
-
-
-def share(leaves, specs, axis):
-    """Of the bytes, those of arrays that an axis does not split."""
-    sizes = np.array([math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves])
-    whole = np.array([axis not in jax.tree.leaves(tuple(spec)) for spec in specs])
-    return float((sizes * whole).sum() / sizes.sum())
-
-
-def leaves_little_whole(params, specs):
-    """Whether the guards would let it pass: what moves least is to split nothing."""
-    is_spec = lambda leaf: isinstance(leaf, PartitionSpec)  # noqa: E731
-    return share(jax.tree.leaves(params), jax.tree.leaves(specs, is_leaf=is_spec), "tensor") <= REFUSE_ABOVE
+        assert plan.mesh[axis] == 1 or whole(one.params, plan.specs, axis) <= REFUSE_ABOVE
 
 
 @pytest.mark.parametrize(("name", "mesh"), cases(BY_HAND, COMPARED))
@@ -157,8 +143,7 @@ def test_a_derived_plan_moves_no_more_than_the_best_by_hand(name, mesh):
     found = moved_bytes(one.loss_fn, one.params, one.batch, plan.specs, plan.gathered, BY_HAND[mesh])
     by_hand = {
         variant: moved_bytes(one.loss_fn, one.params, one.batch, placed.specs, placed.gathered, BY_HAND[mesh])
-        for variant, placed in variants(name, BY_HAND[mesh]).items()
-        if placed.reference and leaves_little_whole(one.params, placed.specs)
+        for variant, placed in references(name, BY_HAND[mesh]).items()
     }
     best = min(by_hand, key=by_hand.__getitem__)
     assert found <= by_hand[best] * MORE, f"{name}: {found / by_hand[best]:.3f} of {by_hand[best]} bytes by {best}"
