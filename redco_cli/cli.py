@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from redco_cli import __version__
-from redco_cli.console import masked_tokens, note, prediction, print_error, result, table
+from redco_cli.console import hush, masked_tokens, note, prediction, print_error, result, table
 from redco_cli.console.plan import show_plan
 from redco_cli.errors import EXIT_DONE
 from redco_cli.recipe.load import load_recipe, resolved_yaml
@@ -60,7 +60,7 @@ def options(
 @app.command(epilog="Example: redco train quickstart train.steps=200 output_dir=runs/short")
 def train(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False) -> None:
     """Train, evaluate and checkpoint a recipe. Run it again to continue where it stopped."""
-    with joined(load_recipe(recipe, overrides or ()), note, print_error):
+    with joined(load_recipe(recipe, overrides or ()), note, print_error, hush):
         from redco_cli.run import train as run_train
 
         outcome = run_train(recipe, overrides or ())
@@ -101,7 +101,7 @@ def predict(
     """Predict a JSON-lines file or the eval examples: in order, each once, continuing if killed."""
     from redco_cli.recipe.load import find_run
 
-    with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error):
+    with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error, hush):
         from redco_cli.run import predict as run_predict
 
         file = run_predict(target, overrides or (), input=input_file, output=output_file, checkpoint=checkpoint)

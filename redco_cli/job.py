@@ -17,6 +17,7 @@ from redco_cli.data.source import load_source
 from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.module import module_model
 from redco_cli.models.resolve import resolve_model
+from redco_cli.models.retries import tell_retries_once
 from redco_cli.models.tokenizer import load_tokenizer
 from redco_cli.plugin.calls import call_collate, call_loss, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
@@ -104,6 +105,7 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Sequence[Ex
     Raises:
         RedcoError: something is missing, malformed, or breaks the contract.
     """
+    tell_retries_once()
     plugin = load_plugin(loaded.recipe.plugin, loaded.directory, loaded.where)
     section = loaded.recipe.model
     named = section.name is not None or section.config is not None

@@ -15,7 +15,6 @@ from redco_cli.data.jsonl import read_jsonl
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.job import Job, check_sizes, prepare, stages_of
 from redco_cli.models.export import Exported, check_place, export_model
-from redco_cli.models.initial import check_initial
 from redco_cli.models.load_examples import example_inputs, example_loss
 from redco_cli.models.weights import checkpoint_directory
 from redco_cli.placement import Placement, place, read_loss, read_prediction
@@ -23,6 +22,7 @@ from redco_cli.planning.choice import arranged, memory_of_a_device, placed
 from redco_cli.planning.inspect import inspect
 from redco_cli.planning.picture import write_picture
 from redco_cli.planning.report import as_json
+from redco_cli.planning.shortage import explained
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.prediction.predict import Predictor, check_output, write_predictions
@@ -32,7 +32,9 @@ from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.reading import read, unread
-from redco_cli.training.resume import find_start, open_output, output_directory, own_checkpoints, trained_params
+from redco_cli.training.choose import own_checkpoints
+from redco_cli.training.parameters import check_first, trained_params
+from redco_cli.training.resume import find_start, open_output, output_directory
 from redco_cli.training.session import drive, open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 
@@ -80,9 +82,13 @@ def train(recipe: Name, overrides: Sequence[str] = ()) -> TrainResult:
     updates = plan_updates(job, timeline)
     start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
     if start.source is None:
-        check_initial(job.model, job.recipe.model)
+        check_first(job, start.given)
     open_output(start.directory, job.where("output_dir"))
-    with stop_on_signal(note) as stop, TrainProgress(timeline.steps, start.step) as progress:
+    with (
+        explained(job, placement, "train"),
+        stop_on_signal(note) as stop,
+        TrainProgress(timeline.steps, start.step) as progress,
+    ):
         predictor = Predictor(job, placement, progress.compiling)
 
         def predictions(params: Params, examples: Sequence[Example]) -> list[Any]:
@@ -106,7 +112,7 @@ def predict(
 
     Args:
         target: the output directory of a run, a recipe file, or the name of a shipped recipe. A recipe predicts with
-            the newest checkpoint in its `output_dir`; without one, with the weights that `model.name` loads.
+            the newest checkpoint in its `output_dir`; without one, with `model.params` or the weights of `model.name`.
         overrides: `dotted.key=value` strings.
         input: a JSON-lines file; default: the recipe's `predict.input`, or else its eval examples.
         output: the file to write; default: `predictions/<name of the input>.jsonl` in the output directory.
@@ -128,11 +134,12 @@ def predict(
     enable_compilation_cache()
     job = prepare(loaded, stages=("predict",), given=None if source is None else read_jsonl(source))
     placement = placed(job, read_prediction)
-    params, origin = trained_params(job, placement, directory, checkpoint)
-    note(f"{len(job.eval_examples)} examples, with the parameters of {origin}")
-    with CountProgress("predicting", len(job.eval_examples)) as progress:
-        predictor = Predictor(job, placement, progress.compiling)
-        write_predictions(predictor, params, job, file, origin, progress.update)
+    with explained(job, placement, "predict"):
+        params, origin = trained_params(job, placement, directory, checkpoint)
+        note(f"{len(job.eval_examples)} examples, with the parameters of {origin}")
+        with CountProgress("predicting", len(job.eval_examples)) as progress:
+            predictor = Predictor(job, placement, progress.compiling)
+            write_predictions(predictor, params, job, file, origin, progress.update)
     return file
 
 
@@ -150,7 +157,7 @@ def export(
 
     Args:
         target: the output directory of a run, a recipe file, or the name of a shipped recipe. A recipe exports the
-            newest checkpoint in its `output_dir`; without one, the weights that `model.name` loads.
+            newest checkpoint in its `output_dir`; without one, `model.params` or the weights of `model.name`.
         overrides: `dotted.key=value` strings.
         output: a new or empty directory.
         checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
@@ -265,5 +272,5 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     plan_updates(job, timeline)
     start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
     if start.source is None:
-        check_initial(job.model, job.recipe.model)
+        check_first(job, start.given)
     return summary(job, timeline), list(masked_sequences(job))

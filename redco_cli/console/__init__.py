@@ -6,6 +6,7 @@ anywhere else (a file, a pipe, CI, `TERM=dumb`) the same is said in plain lines 
 
 from redco_cli.console.progress import CountProgress, TrainProgress
 from redco_cli.console.screen import (
+    hush,
     masked_tokens,
     note,
     open_console,
@@ -21,6 +22,7 @@ from redco_cli.console.screen import (
 __all__ = [
     "CountProgress",
     "TrainProgress",
+    "hush",
     "masked_tokens",
     "note",
     "open_console",

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from redco_cli.console.numbers import compact, duration, readable
-from redco_cli.console.screen import note, say, stderr
+from redco_cli.console.screen import note, say, spoken
 
 _PLAIN_INTERVAL = 10.0  # seconds between two plain lines about a count
 _REFRESH_PER_SECOND = 4  # about 1 ms of drawing per second
@@ -46,7 +46,7 @@ class TrainProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._total, self._start, self._step = total_steps, start_step, start_step
-        self._console, self._clock = console or stderr(), clock
+        self._console, self._clock = console or spoken(), clock
         self._fields: list[_Field] = []
         self._began = clock()
         self._compiling: tuple[str, float] | None = None  # what, and since when
@@ -165,7 +165,7 @@ class CountProgress:
         self._what, self._total, self._unit = what, total, unit
         self._start, self._done = start, start
         self._compiling: str | None = None
-        self._console, self._clock = console or stderr(), clock
+        self._console, self._clock = console or spoken(), clock
         self._began = clock()
         self._next_line = self._began + _PLAIN_INTERVAL
         self._live = _live(self._console, self._draw)

@@ -26,6 +26,7 @@ from redco_cli.console.numbers import readable
 from redco_cli.errors import RedcoError
 
 _LONGEST_FIELD = 400
+_hushed: list[bool] = []
 Piece = str | tuple[str, str]
 """Text, or text with a rich style."""
 
@@ -45,6 +46,16 @@ def stdout() -> Console:
 def stderr() -> Console:
     """The console of everything that is no result."""
     return _console_on(_behind(sys.stderr))
+
+
+def spoken() -> Console:
+    """The console of what one process says for all: how far they have come, and what they do."""
+    return open_console(_nowhere(), terminal=False) if _hushed else stderr()
+
+
+def hush() -> None:
+    """From now on only warnings and errors of this process are shown: another one speaks for all."""
+    _hushed.append(True)
 
 
 def say(console: Console, *pieces: Piece) -> None:
@@ -68,7 +79,7 @@ def print_error(error: RedcoError, console: Console | None = None) -> None:
 
 def note(text: str, console: Console | None = None) -> None:
     """One line that informs."""
-    say(console or stderr(), _one_line(text))
+    say(console or spoken(), _one_line(text))
 
 
 def warn(text: str, console: Console | None = None) -> None:
@@ -180,6 +191,11 @@ def _behind(stream: TextIO) -> TextIO:
     """The stream itself, where rich stands in for it while a live line is open."""
     real: TextIO = getattr(stream, "rich_proxied_file", stream)
     return real
+
+
+@functools.cache
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w")
 
 
 @functools.lru_cache(maxsize=4)

@@ -3,7 +3,7 @@
 Training reads an infinite stream. Position p of the stream is example permutation(seed, epoch)[p % n] with
 epoch = p // n, and the global batch of step s is positions [s * G, (s + 1) * G). So each example comes once per epoch,
 none is dropped where an epoch ends inside a batch, and the batch of any step is known without reading those before it:
-the state of the loader is the step.
+the state of the loader is the step. Examples without a length have another order: see `stream`.
 
 Threads only read ahead. Which batch comes next never depends on them. Sequences are read from several threads at once;
 `collate` runs in one at a time, because what it calls need not be thread-safe: a fast tokenizer whose padding or
@@ -20,7 +20,7 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
@@ -28,7 +28,7 @@ import numpy as np
 
 from redco_cli.data.batch import BatchPlan, Own, Slice, check_batch
 from redco_cli.data.examples import Example, Examples, is_indexed
-from redco_cli.errors import DataError
+from redco_cli.data.stream import Order, Reading, is_marked, random_of
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
@@ -60,7 +60,7 @@ def order(n: int, *, seed: int, shuffle: bool) -> Callable[[int], int]:
 
     @functools.lru_cache(maxsize=2)  # a batch may reach into the next epoch
     def permutation(epoch: int) -> np.ndarray:
-        return _random(seed, epoch).permutation(n)
+        return random_of(seed, epoch).permutation(n)
 
     return lambda position: int(permutation(position // n)[position % n])
 
@@ -80,8 +80,8 @@ def train_batches(
 ) -> Generator[Arrays, None, None]:
     """The batches of steps start_step, start_step + 1, ...; of each, the part of this process.
 
-    Examples without a length are shuffled within a buffer, afresh in each epoch; they are read in one thread, and to
-    start at a later step costs reading all that comes before it.
+    Examples without a length are shuffled within a buffer, afresh in each epoch; they are read in one thread. To start
+    at a later step costs reading what the buffer holds then, where their journal knows the step, else all before it.
 
     Args:
         examples: as `load_source` or `check_examples` return them.
@@ -115,15 +115,30 @@ def train_batches(
         yield from _read_ahead(read, start_step, stop_step, workers)
         return
 
-    stream = _stream(examples, seed=seed, shuffle_buffer=shuffle_buffer if shuffle else 0)
+    reading, first = _opened(examples, plan, seed, shuffle_buffer if shuffle else 0, start_step)
+    stream = iter(reading)
 
     def read_next(step: int) -> Arrays:
         together = list(itertools.islice(stream, plan.global_batch_size))
+        if is_marked(examples):
+            examples.journal.mark(step + 1, reading.place)
         return finish([together[row] for row in rows]) if step >= start_step else {}
 
     # Skipped steps are jobs of their own so that closing does not wait for all of them.
-    with contextlib.closing(_read_ahead(read_next, 0, stop_step, workers=1)) as batches:
-        yield from itertools.islice(batches, start_step, None)
+    with contextlib.closing(_read_ahead(read_next, first, stop_step, workers=1)) as batches:
+        yield from itertools.islice(batches, start_step - first, None)
+
+
+def _opened(
+    examples: Iterable[Example], plan: BatchPlan, seed: int, buffer: int, start_step: int
+) -> tuple[Reading, int]:
+    """A stream as near before a step as it can be opened, and the step that comes next in it."""
+    place = None
+    if is_marked(examples):
+        examples.journal.begin(seed, buffer)
+        place = examples.journal.place(start_step)
+    reading = Reading(examples, Order(seed, buffer), plan.global_batch_size, place)
+    return reading, 0 if place is None else start_step
 
 
 def eval_batches(
@@ -200,36 +215,6 @@ def _collate(collate: Collate, examples: list[Example], where: str) -> Arrays:
     with _collating:
         batch = collate(examples)
     return check_batch(batch, len(examples), where)
-
-
-def _stream(examples: Iterable[Example], *, seed: int, shuffle_buffer: int) -> Iterator[Example]:
-    """One epoch after the other, for ever; a buffer of 0 does not shuffle."""
-    for epoch in itertools.count():
-        random = _random(seed, epoch)
-        empty = True
-        for example in _shuffled(examples, random, shuffle_buffer) if shuffle_buffer else examples:
-            empty = False
-            yield example
-        if empty:
-            problem = f"the stream holds no examples in epoch {epoch}"
-            raise DataError("data.train", problem, "return an object whose __iter__ starts afresh each time")
-
-
-def _random(seed: int, epoch: int) -> np.random.RandomState:
-    """Random numbers that are the same under any version of numpy, which its newer generators do not promise."""
-    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch])))
-
-
-def _shuffled(examples: Iterable[Example], random: np.random.RandomState, size: int) -> Iterator[Example]:
-    """Each example takes a random place in a buffer of `size`; whatever was there comes out."""
-    stream = iter(examples)
-    buffer = list(itertools.islice(stream, size))
-    for example in stream:
-        place = random.randint(size)
-        yield buffer[place]
-        buffer[place] = example
-    for place in random.permutation(len(buffer)):
-        yield buffer[place]
 
 
 def _read_ahead(make: Callable[[int], T], start: int, stop: int | None, workers: int) -> Generator[T, None, None]:

@@ -15,10 +15,13 @@ from typing import Any
 
 from redco_cli.errors import ModelError
 from redco_cli.models import byte_tokenizer
+from redco_cli.models.retries import tell_retries_once
 from redco_cli.models.tasks import unknown_model_type
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.schema import ModelSection
 
+_CONFIG_FAULTS = (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
+"""What a config class raises: a config.json, or an inline config, may hold anything."""
 _KINDS = ((bool, "true or false"), ((int, float), "a number"), (str, "text"), (dict, "a mapping"))
 
 
@@ -61,10 +64,16 @@ def _named_config(name: str, revision: str | None, where: Callable[[str], str]) 
         raise ModelError(
             where("model.name"), f"the directory {name} has no config.json", "give the directory of a saved model"
         )
+    tell_retries_once()
     try:
-        return AutoConfig.from_pretrained(directory or name, revision=revision, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # a config.json may hold anything
+        config = AutoConfig.from_pretrained(directory or name, revision=revision, trust_remote_code=False)
+    except _CONFIG_FAULTS as error:
         raise ModelError(where("model.name"), *_hub_problem(name, directory, error)) from None
+    named = config.architectures
+    if named is not None and not (isinstance(named, list) and all(isinstance(one, str) for one in named)):
+        problem = f"the config.json of {name} has architectures {named!r}, which is no list of names"
+        raise ModelError(where("model.name"), problem, "repair the file, or save the model again")
+    return config
 
 
 def _hub_problem(name: str, directory: Path | None, error: Exception) -> tuple[str, str]:
@@ -106,7 +115,7 @@ def _inline_config(given: Mapping[str, Any], tokenizer: str | None, where: Calla
         values = _fit_bytes(config_class, values)
     try:
         return config_class(**values)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
+    except _CONFIG_FAULTS as error:
         raise ModelError(
             where("model.config"), f"{config_class.__name__} refuses these values: {error}", "correct the config"
         ) from None

@@ -169,6 +169,8 @@ class Decoder(nn.Module):  # type: ignore[misc]
     def _embed(self, input_ids: Array, positions: Array) -> Array:
         c = self.config
         x = jnp.take(self.embedding, input_ids, axis=0).astype(self.dtype)
+        if c.padding_id is not None:
+            x = jnp.where((input_ids == c.padding_id)[..., None], jax.lax.stop_gradient(x), x)
         x = x * jnp.asarray(c.embedding_scale, self.dtype)
         if c.embedding_size != c.hidden_size:
             x = self.project_in(x)

@@ -113,6 +113,8 @@ class DecoderConfig:
         residual_scale: multiplies what attention and MLP add to the residual stream.
         logits_scale: multiplies the logits.
         tied: whether the head is the embedding.
+        padding_id: a token that does not train its row of the embedding where it is read, as `padding_idx` of PyTorch's
+            `Embedding`; None for none.
         embedding_dropout: share of what is dropped of the embedding, in training.
         attention_dropout: of the attention's probabilities.
         residual_dropout: of what attention and MLP add to the residual stream.
@@ -160,6 +162,7 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     tied: bool = False
+    padding_id: int | None = None
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0
     residual_dropout: float = 0.0

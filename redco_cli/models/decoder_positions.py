@@ -6,8 +6,10 @@ Shapes: B batch, S sequence, H heads, D dims of a head, P pairs of dims that tur
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -65,9 +67,10 @@ def alibi_bias(positions: Array, heads: int, *, rounded: bool) -> Array:
         heads: H.
         rounded: whether slopes and products are bfloat16.
     """
-    dtype = jnp.bfloat16 if rounded else jnp.float32
-    slopes = jnp.asarray(alibi_slopes(heads), dtype)
-    return (slopes[:, None, None] * positions[:, None, None].astype(dtype)).astype(jnp.float32)
+    # XLA may leave out a cast to bfloat16 and back, but not this one
+    narrow = partial(jax.lax.reduce_precision, exponent_bits=8, mantissa_bits=7) if rounded else jnp.asarray
+    slopes = jnp.asarray(alibi_slopes(heads), jnp.float32)
+    return narrow(narrow(slopes)[:, None, None] * narrow(positions.astype(jnp.float32))[:, None, None])
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:

@@ -17,6 +17,7 @@ from redco_cli.models.checkpoints import DTYPES, INDEX, SAFETENSORS, Array
 from redco_cli.models.decoder_model import DecoderModel
 from redco_cli.models.export_byte_tokenizer import save_byte_tokenizer
 from redco_cli.models.export_tensors import Model, Tensor, usual_dtype
+from redco_cli.models.families_ropes import in_old_keys
 from redco_cli.models.tasks import GENERATING, flax_class_names
 
 SHARD_BYTES = 5 * 10**9
@@ -117,6 +118,7 @@ def write_config(model: Model, tensors: Sequence[Tensor], directory: Path) -> No
 
     config = copy.deepcopy(model.config)
     if isinstance(model, DecoderModel):
+        config = in_old_keys(config, where=lambda key: f"config: {key}")
         architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
     else:
         architecture = flax_class_names(config.model_type)[model.task].removeprefix("Flax")

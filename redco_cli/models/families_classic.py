@@ -64,7 +64,9 @@ def _gpt2(s: Settings) -> Options:
 
 
 def _gptj(s: Settings) -> Options:
-    options = _gpt_sizes(s, "n_embd", "n_layer", "n_head")
+    options, turning = _gpt_sizes(s, "n_embd", "n_layer", "n_head"), s.size("rotary_dim")
+    if turning % 2 or turning > options["head_dim"]:
+        s.refuse("rotary_dim", f"{turning} of {options['head_dim']} dims cannot turn in pairs", "correct the config")
     return (
         options
         | _gpt_drops(s)
@@ -72,7 +74,7 @@ def _gptj(s: Settings) -> Options:
             "mlp_width": s.size("n_inner", 4 * options["hidden_size"]),
             "norm_eps": s.number("layer_norm_epsilon"),
             "parallel": "one_norm",
-            "ropes": (Rope(theta=10000.0, dims=s.size("rotary_dim")),),
+            "ropes": (Rope(theta=10000.0, dims=turning),),
             "layer_ropes": (0,) * options["layers"],
             "interleaved": True,
             "activation": s("activation_function"),
@@ -106,13 +108,14 @@ def _opt(s: Settings) -> Options:
     options = _gpt_sizes(s, "hidden_size", "num_hidden_layers", "num_attention_heads")
     s.only("layer_norm_elementwise_affine", True, instead="norms have scales and biases")
     s.only("layerdrop", 0.0, instead="no layer is left out in training")
-    first, bias = bool(s("do_layer_norm_before")), bool(s("enable_bias"))
+    first, bias, unfinished = (bool(s(k)) for k in ("do_layer_norm_before", "enable_bias", "_remove_final_layer_norm"))
     return options | {
+        "padding_id": s.padding_id(options["vocab_size"]),
         "embedding_size": s.size("word_embed_proj_dim"),
         "mlp_width": s.size("ffn_dim"),
         "norm_eps": 1e-5,
         "norm_place": "pre" if first else "post",
-        "final_norm": first and not s("_remove_final_layer_norm"),
+        "final_norm": first and not unfinished,
         "learned_positions": s.size("max_position_embeddings"),
         "position_offset": 2,
         "positions_skip_padding": True,
@@ -129,6 +132,8 @@ def _opt(s: Settings) -> Options:
 def _bloom(s: Settings) -> Options:
     options = _gpt_sizes(s, "hidden_size", "n_layer", "n_head")
     s.only("apply_residual_connection_post_layernorm", False, instead="residuals are taken before the norms")
+    if s("pretraining_tp", 1) != 1:
+        s.only("slow_but_exact", False, instead="biases are added, which transformers then leaves out")
     return options | {
         "mlp_width": 4 * options["hidden_size"],
         "norm_eps": s.number("layer_norm_epsilon"),
@@ -143,12 +148,15 @@ def _bloom(s: Settings) -> Options:
 def _falcon_layout(s: Settings) -> Options:
     """How many key and value heads there are, and which norms lead to attention and MLP."""
     new, parallel, norms = s("new_decoder_architecture"), s("parallel_attn"), s("num_ln_in_parallel_attn")
+    one = s("multi_query")
     if new and not parallel:
         s.refuse("parallel_attn", "new_decoder_architecture without parallel_attn is no Falcon", "correct the config")
     if norms == 2 and not new:
         s.refuse("num_ln_in_parallel_attn", "two norms belong to new_decoder_architecture", "correct the config")
     heads = s.size("num_attention_heads")
-    kv_heads = s.size("num_kv_heads", heads) if new else 1 if s("multi_query") else heads
+    kv_heads = 1 if one and not new else s.size("num_kv_heads", heads)
+    if not new and not one and kv_heads != heads:
+        s.refuse("num_kv_heads", f"without multi_query there are {heads} of them, not {kv_heads}", "correct the config")
     if heads % kv_heads:
         s.refuse("num_kv_heads", f"{kv_heads} key and value heads do not divide {heads} heads", "correct the config")
     if not parallel:

@@ -35,10 +35,11 @@ def sizes(s: Settings) -> Options:
     head_dim = s.maybe_size("head_dim")
     if head_dim is None and hidden % heads:
         s.refuse("num_attention_heads", f"{heads} heads do not divide the hidden size {hidden}", "correct it")
-    layers = s.size("num_hidden_layers")
+    layers, vocab_size = s.size("num_hidden_layers"), s.size("vocab_size")
     return {
         "family": s.family,
-        "vocab_size": s.size("vocab_size"),
+        "vocab_size": vocab_size,
+        "padding_id": s.padding_id(vocab_size),
         "hidden_size": hidden,
         "embedding_size": hidden,
         "layers": layers,
@@ -78,7 +79,7 @@ def one_window(s: Settings, layers: int) -> Options:
 
 def layer_windows(s: Settings, layers: int) -> Options:
     """A sliding window in the layers that `layer_types` names."""
-    kinds = s("layer_types")
+    kinds = s.each("layer_types")
     for kind in kinds:
         if kind not in ("sliding_attention", "full_attention"):
             s.refuse("layer_types", f"layer_types has {kind}, which nothing here computes")
@@ -121,9 +122,9 @@ def _gemma2(s: Settings) -> Options:
         | {
             "norm_place": "sandwich",
             "activation": s("hidden_activation"),
-            "attention_scale": s.number("query_pre_attn_scalar") ** -0.5,
-            "attention_softcap": s("attn_logit_softcapping"),
-            "logits_softcap": s("final_logit_softcapping"),
+            "attention_scale": s.positive("query_pre_attn_scalar") ** -0.5,
+            "attention_softcap": s.maybe_positive("attn_logit_softcapping"),
+            "logits_softcap": s.maybe_positive("final_logit_softcapping"),
         }
     )
 
@@ -133,7 +134,7 @@ def _gemma3(s: Settings) -> Options:
     s.only("attn_logit_softcapping", instead="transformers does not apply it either")
     options = _gemma2(s)
     everywhere = options["ropes"][0]
-    nearby = Rope(theta=s.number("rope_local_base_freq"), dims=everywhere.dims)
+    nearby = Rope(theta=s.positive("rope_local_base_freq"), dims=everywhere.dims)
     kinds = tuple(0 if window is None else 1 for window in options["windows"])
     return options | {"ropes": (everywhere, nearby), "layer_ropes": kinds, "qk_norm": "head"}
 
@@ -184,7 +185,7 @@ def _qwen3_moe(s: Settings) -> Options:
 
 def _no_rope(s: Settings, layers: int) -> tuple[int | None, ...]:
     """SmolLM3 lists for each layer whether it has rotary positions (1), whatever the name says."""
-    turns = s("no_rope_layers")
+    turns = s.each("no_rope_layers")
     if len(turns) != layers:
         s.refuse("no_rope_layers", f"no_rope_layers has {len(turns)} entries for {layers} layers", "correct it")
     return tuple(0 if turn else None for turn in turns)
@@ -201,7 +202,7 @@ def _granite(s: Settings) -> Options:
         "embedding_scale": s.number("embedding_multiplier"),
         "residual_scale": s.number("residual_multiplier"),
         "attention_scale": s.number("attention_multiplier"),
-        "logits_scale": 1.0 / s.number("logits_scaling"),
+        "logits_scale": 1.0 / s.positive("logits_scaling"),
     }
 
 
@@ -219,7 +220,7 @@ _WINDOW_SWITCHES = frozenset({"use_sliding_window", "max_window_layers"})  # lay
 _ROUTER_LOSS = frozenset({"router_aux_loss_coef"})  # only with output_router_logits
 
 LLAMA_LINEAGE = {
-    "llama": Reader(_llama, frozenset({"is_llama_config", "max_sequence_length"})),
+    "llama": Reader(_llama, named("is_llama_config max_sequence_length activation")),
     "mistral": Reader(_mistral),
     "qwen2": Reader(_qwen2, _WINDOW_SWITCHES | {"use_mrope"}),
     "qwen3": Reader(_qwen3, _WINDOW_SWITCHES),
@@ -234,5 +235,5 @@ LLAMA_LINEAGE = {
     "smollm3": Reader(_smollm3, named("use_sliding_window no_rope_layer_interval max_window_layers")),
     "granite": Reader(_granite),
     "olmo2": Reader(_olmo2),
-    "phi3": Reader(_phi3, named("embd_pdrop original_max_position_embeddings full_attn_mod interpolate_factor")),
+    "phi3": Reader(_phi3, named("embd_pdrop full_attn_mod interpolate_factor")),
 }

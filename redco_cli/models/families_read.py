@@ -10,6 +10,7 @@ from redco_cli.models.decoder_config import DecoderConfig
 from redco_cli.models.decoder_layers import ACTIVATIONS
 from redco_cli.models.families_classic import CLASSIC
 from redco_cli.models.families_configs import LLAMA_LINEAGE
+from redco_cli.models.families_ropes import in_old_keys
 from redco_cli.models.families_settings import Settings
 
 _READERS = {**LLAMA_LINEAGE, **CLASSIC}
@@ -44,13 +45,16 @@ def decoder_config(hf_config: Any, *, where: Callable[[str], str]) -> DecoderCon
         raise ModelError(
             where("model_type"), f"{family} is not covered by the decoder", f"it covers: {', '.join(FAMILIES)}"
         )
-    settings, reader = Settings(hf_config, where), _READERS[family]
+    settings, reader = Settings(in_old_keys(hf_config, where=where), where), _READERS[family]
     for key, reason in _NEVER.items():
         if settings(key):
             settings.refuse(key, f"{key} is set, but {reason}")
     options = reader.read(settings)
+    kinds = settings.unread("layer_types")
+    if isinstance(kinds, list) and set(map(str, kinds)) == {"full_attention"} and not any(options["windows"]):
+        settings("layer_types")  # says what is so anyway
     settings.finish(reader.irrelevant)
-    if options["activation"] not in ACTIVATIONS:
+    if not isinstance(options["activation"], str) or options["activation"] not in ACTIVATIONS:
         settings.refuse(
             "hidden_act", f"there is no activation {options['activation']!r}", f"choose from: {', '.join(ACTIVATIONS)}"
         )

@@ -1,14 +1,22 @@
-"""Rotary positions as Hugging Face configs describe them: `rope_theta`, `rope_scaling`, `partial_rotary_factor`."""
+"""Rotary positions as Hugging Face configs describe them.
+
+transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor`; transformers 5 writes all of it in
+`rope_parameters`, for each type of layer where they differ.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from typing import Any
 
+from redco_cli.errors import ModelError
 from redco_cli.models.decoder_config import Rope
 from redco_cli.models.decoder_positions import yarn_magnitude
 from redco_cli.models.families_settings import Settings, named
 
+_CORRECT = "correct the config"
 _KEYS = {
     "default": frozenset[str](),
     "linear": frozenset({"factor"}),
@@ -22,34 +30,138 @@ _KEYS = {
     ),
 }
 """What each kind of scaling reads; `dynamic` is given the length of pre-training and does not use it."""
+_SPLIT_HEADS = frozenset({"gpt_neox", "phi3"})
+"""Families that turn some dims of a head only."""
+_OLD_SPELLING = frozenset({"phi3", "olmo2"})
+"""Families whose configs want `type` in `rope_scaling`."""
+
+
+def in_old_keys(config: Any, *, where: Callable[[str], str]) -> Any:
+    """A config with its ropes in the keys of transformers 4, which transformers 5 reads too.
+
+    Args:
+        config: a transformers config; unchanged.
+        where: a setting's name to its place, for errors.
+
+    Returns:
+        The config itself where it has no `rope_parameters`, else a copy.
+
+    Raises:
+        ModelError: `rope_parameters` hold what these keys cannot say, or contradict them.
+    """
+    given = getattr(config, "rope_parameters", None)
+    if not given or not hasattr(config, "rope_theta"):
+        return config
+    config = copy.deepcopy(config)
+    del config.rope_parameters
+    try:
+        if hasattr(config, "rope_local_base_freq"):
+            near = dict(given["sliding_attention"])
+            config.rope_local_base_freq = near.pop("rope_theta", config.rope_local_base_freq)
+            if near.pop("rope_type", "default") != "default" or near:
+                raise ValueError("layers with a window have plain rotary positions")
+            given = given["full_attention"]
+        _set_old_keys(config, dict(given))
+    except (KeyError, TypeError, ValueError) as error:
+        problem = f"{config.model_type} cannot follow rope_parameters {given!r}: {error!r}"
+        raise ModelError(where("rope_parameters"), problem, _CORRECT) from None
+    return config
+
+
+def _set_old_keys(config: Any, given: dict[str, Any]) -> None:
+    """Sets `rope_theta`, `rope_scaling` and `partial_rotary_factor` of a config from its `rope_parameters`.
+
+    Raises:
+        ValueError: the versions of transformers read these parameters differently.
+    """
+    if any(isinstance(value, dict) for value in given.values()):
+        raise ValueError("all layers have the same rotary positions")
+    config.rope_theta = given.pop("rope_theta", config.rope_theta)
+    if "partial_rotary_factor" in given:
+        config.partial_rotary_factor = given.pop("partial_rotary_factor")
+    kind = given.pop("rope_type", given.pop("type", "default"))
+    length = given.get("original_max_position_embeddings")
+    if kind == "dynamic" and length not in (None, config.max_position_embeddings):
+        raise ValueError("original_max_position_embeddings is not max_position_embeddings")
+    if kind == "longrope":
+        if "factor" in given:
+            raise ValueError("longrope has a factor")
+        given.pop("original_max_position_embeddings", None)
+        config.original_max_position_embeddings = getattr(config, "original_max_position_embeddings", None) or length
+    scaling = {("type" if config.model_type in _OLD_SPELLING else "rope_type"): kind, **given}
+    if getattr(config, "rope_scaling", None) not in (None, scaling):
+        raise ValueError(f"rope_scaling is {config.rope_scaling!r}")
+    config.rope_scaling = scaling if kind != "default" or given else None
+    if config.model_type == "gpt_neox":
+        config.rotary_emb_base, config.rotary_pct = config.rope_theta, config.partial_rotary_factor
 
 
 def read_rope(settings: Settings, head_dim: int) -> Rope:
-    """The rotary positions of a config.
+    """The rotary positions of a config, in the keys of transformers 4.
 
     Args:
         settings: the config's.
         head_dim: dims of a head, of which `partial_rotary_factor` says how many turn.
 
     Raises:
-        ModelError: a kind of scaling, or a setting of it, that is not known.
+        ModelError: a kind of scaling, or a setting of it, that is not known or makes no sense.
     """
-    theta = settings.number("rope_theta", 10000.0)
-    dims = int(head_dim * settings.number("partial_rotary_factor", 1.0))
-    if dims % 2 or not dims:
-        settings.refuse("partial_rotary_factor", f"{dims} dims of a head cannot turn in pairs", "correct the config")
+    theta, part = settings.positive("rope_theta"), settings.number("partial_rotary_factor", 1.0)
+    if part != 1 and settings.family not in _SPLIT_HEADS:
+        settings.refuse("partial_rotary_factor", f"{settings.family} turns all dims of a head, not {part:g} of them")
+    dims = int(head_dim * part)
+    if dims % 2 or not 0 < dims <= head_dim:
+        settings.refuse("partial_rotary_factor", f"{dims} dims of a head cannot turn in pairs", _CORRECT)
     scaling = settings("rope_scaling")
     if not scaling:
         return Rope(theta=theta, dims=dims)
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if not isinstance(scaling, dict):
+        settings.refuse("rope_scaling", f"rope_scaling must be a mapping, not {scaling!r}", _CORRECT)
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     if kind not in _KEYS:
         settings.refuse("rope_scaling", f"rope_scaling has the unknown type {kind!r}")
     for key in scaling.keys() - _KEYS[kind] - {"type", "rope_type", "rope_theta"}:
         settings.refuse("rope_scaling", f"rope_scaling of type {kind} has {key}, which nothing here computes")
+    other = scaling.get("rope_theta", theta)
+    if other != theta:  # transformers 4 reads the one outside, transformers 5 the one inside
+        problem = f"rope_theta is {theta:g}, and {other!r} in rope_scaling"
+        settings.refuse("rope_scaling", problem, _CORRECT)
     try:
-        return _SCALED[kind](settings, scaling, theta, dims)
-    except (KeyError, TypeError) as error:
-        settings.refuse("rope_scaling", f"rope_scaling of type {kind} is damaged: {error!r}", "correct the config")
+        rope = _KINDS[kind](settings, scaling, theta, dims)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        settings.refuse("rope_scaling", f"rope_scaling of type {kind} is damaged: {error!r}", _CORRECT)
+    problem = _nonsense(rope)
+    if problem:
+        settings.refuse("rope_scaling", f"rope_scaling of type {kind} makes no sense: {problem}", _CORRECT)
+    return rope
+
+
+def _nonsense(rope: Rope) -> str:
+    """What cannot be computed with."""
+    if not rope.factor > 0:
+        return f"factor must be positive, not {rope.factor:g}"
+    if rope.kind in ("dynamic", "yarn", "llama3", "longrope") and not rope.positions > 0:
+        return f"original_max_position_embeddings must be positive, not {rope.positions}"
+    if rope.kind == "dynamic" and rope.dims == 2:
+        return "there is only one pair of dims"
+    if rope.kind == "yarn" and not (rope.theta > 1 and rope.fast_turns > 0 and rope.slow_turns > 0):
+        return "rope_theta must be above 1, beta_fast and beta_slow positive"
+    if rope.kind == "llama3" and not rope.high_frequency > rope.low_frequency:
+        return "high_freq_factor must be above low_freq_factor"
+    return ""
+
+
+def _number(scaling: Any, key: str) -> float:
+    """A setting that is a number, and not text that looks like one.
+
+    Raises:
+        KeyError: it is absent.
+        TypeError: it is something else.
+    """
+    value = scaling[key]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{key} must be a number, not {value!r}")
+    return float(value)
 
 
 def _plain(_settings: Settings, _scaling: Any, theta: float, dims: int) -> Rope:
@@ -57,12 +169,12 @@ def _plain(_settings: Settings, _scaling: Any, theta: float, dims: int) -> Rope:
 
 
 def _linear(_settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
-    return Rope(theta=theta, dims=dims, kind="linear", factor=float(scaling["factor"]))
+    return Rope(theta=theta, dims=dims, kind="linear", factor=_number(scaling, "factor"))
 
 
 def _dynamic(settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
     positions = settings.size("max_position_embeddings")
-    return Rope(theta=theta, dims=dims, kind="dynamic", factor=float(scaling["factor"]), positions=positions)
+    return Rope(theta=theta, dims=dims, kind="dynamic", factor=_number(scaling, "factor"), positions=positions)
 
 
 def _llama3(_settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
@@ -70,15 +182,15 @@ def _llama3(_settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
         theta=theta,
         dims=dims,
         kind="llama3",
-        factor=float(scaling["factor"]),
-        positions=int(scaling["original_max_position_embeddings"]),
-        low_frequency=float(scaling["low_freq_factor"]),
-        high_frequency=float(scaling["high_freq_factor"]),
+        factor=_number(scaling, "factor"),
+        positions=int(_number(scaling, "original_max_position_embeddings")),
+        low_frequency=_number(scaling, "low_freq_factor"),
+        high_frequency=_number(scaling, "high_freq_factor"),
     )
 
 
 def _yarn(settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
-    factor = float(scaling["factor"])
+    factor = _number(scaling, "factor")
     magnitude = scaling.get("attention_factor")
     if magnitude is None:
         weights = [scaling.get("mscale"), scaling.get("mscale_all_dim")]
@@ -91,7 +203,7 @@ def _yarn(settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
         dims=dims,
         kind="yarn",
         factor=factor,
-        positions=scaling.get("original_max_position_embeddings") or settings.size("max_position_embeddings"),
+        positions=int(scaling.get("original_max_position_embeddings") or settings.size("max_position_embeddings")),
         fast_turns=float(scaling.get("beta_fast") or 32),
         slow_turns=float(scaling.get("beta_slow") or 1),
         truncate=bool(scaling.get("truncate", True)),
@@ -109,14 +221,14 @@ def _longrope(settings: Settings, scaling: Any, theta: float, dims: int) -> Rope
         magnitude = math.sqrt(1 + math.log(factor) / math.log(positions)) if factor > 1 else 1.0
     short, long = (tuple(map(float, scaling[key])) for key in ("short_factor", "long_factor"))
     if not len(short) == len(long) == dims // 2:
-        settings.refuse("rope_scaling", f"rope_scaling needs {dims // 2} short and long factors", "correct the config")
+        raise ValueError(f"{dims // 2} short and long factors are needed")
     return Rope(
         theta=theta, dims=dims, kind="longrope", positions=positions, magnitude=float(magnitude), short_factors=short,
         long_factors=long,
     )  # fmt: skip
 
 
-_SCALED = {
+_KINDS = {
     "default": _plain,
     "linear": _linear,
     "dynamic": _dynamic,

@@ -6,6 +6,7 @@ off, or have the value that the config class gives it by default.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -22,7 +23,8 @@ def named(names: str) -> frozenset[str]:
 _NO_MATTER = named(
     """
     _name_or_path _attn_implementation_autoset architectures auto_map chunk_size_feed_forward dtype finetuning_task
-    id2label initializer_range init_std label2id max_length max_position_embeddings model_type output_attentions
+    id2label initializer_range init_std is_decoder label2id max_length max_position_embeddings model_type
+    original_max_position_embeddings output_attentions _flash_attn_2_enabled
     output_hidden_states prefix problem_type pretraining_tp return_dict task_specific_params tf_legacy_loss
     tokenizer_class torch_dtype torchscript transformers_version unsloth_version unsloth_fixed use_bfloat16 use_cache
     gradient_checkpointing transformers.js_config
@@ -57,6 +59,10 @@ class Settings:
         value = getattr(self._config, key, None)
         return default if value is None else value
 
+    def unread(self, key: str) -> Any:
+        """The value of a setting that stays to be honoured; None where it is absent."""
+        return None if key in self._read else getattr(self._config, key, None)
+
     def size(self, key: str, default: int | None = None) -> int:
         """A setting that counts something.
 
@@ -68,6 +74,12 @@ class Settings:
             self.refuse(key, f"{key} must be a positive number, not {value!r}", f"correct {key}")
         return int(value)
 
+    def padding_id(self, vocab_size: int) -> int | None:
+        """`pad_token_id`, from the end of the vocabulary where it is negative; None where no token has it."""
+        value = self("pad_token_id", None)
+        known = isinstance(value, int) and not isinstance(value, bool) and -vocab_size <= value < vocab_size
+        return value % vocab_size if known else None
+
     def number(self, key: str, default: float | None = None) -> float:
         """A setting that measures something.
 
@@ -75,9 +87,39 @@ class Settings:
             ModelError: it is not a number.
         """
         value = self(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             self.refuse(key, f"{key} must be a number, not {value!r}", f"correct {key}")
         return float(value)
+
+    def each(self, key: str) -> list[Any]:
+        """A setting that says something about each layer.
+
+        Raises:
+            ModelError: it is no list.
+        """
+        values = self(key)
+        if not isinstance(values, list | tuple):
+            self.refuse(key, f"{key} must be a list, not {values!r}", f"correct {key}")
+        return list(values)
+
+    def positive(self, key: str) -> float:
+        """A setting that measures something, and by which is divided.
+
+        Raises:
+            ModelError: it is not a positive number.
+        """
+        value = self.number(key)
+        if not value > 0:
+            self.refuse(key, f"{key} must be above 0, not {value:g}", f"correct {key}")
+        return value
+
+    def maybe_positive(self, key: str) -> float | None:
+        """A setting that measures something, by which is divided, or that is absent or None.
+
+        Raises:
+            ModelError: it is neither.
+        """
+        return None if self(key) is None else self.positive(key)
 
     def maybe_size(self, key: str) -> int | None:
         """A setting that counts something, or is absent or None.

@@ -10,7 +10,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError
-from redco_cli.models.checkpoints import Array, Checkpoint, Index
+from redco_cli.models.checkpoints import Array, Checkpoint, Index, some
 from redco_cli.models.decoder_config import DecoderConfig
 from redco_cli.models.decoder_model import DecoderModel
 from redco_cli.models.families import Row, ignored, tensor_table
@@ -26,6 +26,10 @@ def fit_decoder(model: DecoderModel, checkpoint: Checkpoint) -> Fit:
         raise ModelError(model.where, problem, "set model.implementation: hf_flax, or convert them by `redco export`")
     config, shapes = model.decoder, checkpoint.shapes
     stored = stored_names(config, shapes)
+    whole = [name for name in stored.values() if not checkpoint.dtypes[name].startswith(("float", "bfloat"))]
+    if whole:
+        problem = f"{len(whole)} tensors hold no floating-point numbers: {some(whole)}"
+        raise ModelError(model.where, problem, "choose weights in bfloat16, float16 or float32")
     expected = {name: row.stored_shape for row in tensor_table(config) for _, name in row.tensors()}
     names = set(stored.values())
     rest = [name for name in shapes if name not in names and not ignored(config, name)]
@@ -61,8 +65,8 @@ def stored_names(config: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, 
 
 def _beside_base(config: DecoderConfig, name: str, stored: Mapping[str, Any]) -> bool:
     """Whether a tensor stands beside the base model: then it belongs to another head."""
-    base = f"{names_of(config).base}."
-    return not name.startswith(base) and any(other.startswith(base) for other in stored)
+    base, head = f"{names_of(config).base}.", f"{names_of(config).modules['head']}."
+    return not name.startswith((base, head)) and any(other.startswith(base) for other in stored)
 
 
 def _sources(model: DecoderModel, checkpoint: Checkpoint, stored: Mapping[str, str]) -> dict[ParamPath, Source]:

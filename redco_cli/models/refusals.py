@@ -136,7 +136,11 @@ def _refuse_settings(config: Any, task: str, prefix: str, place: Callable[[str],
                 f"{config.model_type} with {refusal.key}: {_shown(value)} would run wrongly: {refusal.instead}",
                 "choose a model without this setting",
             )
-    generic = {"pruned_heads": "heads are not pruned", "quantization_config": "quantised weights are not read"}
+    generic = {
+        "pruned_heads": "heads are not pruned",
+        "quantization_config": "quantised weights are not read",
+        "rope_parameters": "its Flax class does not read them",
+    }
     for key, reason in generic.items():
         if getattr(config, key, None):
             raise ModelError(place(f"{prefix}{key}"), f"{key} is set, but {reason}", "choose a model without it")

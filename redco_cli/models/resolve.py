@@ -23,8 +23,10 @@ from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES
 from redco_cli.sharding.reading import read
 
-_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "Model")
-"""How the names of architectures end that are a language model, or the bare model of one."""
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+"""How the names of architectures end that are a language model."""
+_FLAX_HONOURS = {"opt": "layerdrop", "gpt2": "add_cross_attention", "bloom": "apply_residual_connection_post_layernorm"}
+"""By model type a setting that our decoder refuses when it is set, and the Flax class of transformers honours."""
 
 
 def resolve_model(
@@ -52,7 +54,7 @@ def resolve_model(
     try:
         return _decoder(section, config, where, remat)
     except ModelError as refusal:
-        if "causal_lm" not in flax_class_names(config.model_type):
+        if not getattr(config, _FLAX_HONOURS.get(config.model_type, ""), None):
             raise
         try:
             return _flax(section, config, where, remat)
@@ -66,7 +68,7 @@ def _is_causal(section: ModelSection, config: Any, where: Callable[[str], str]) 
         return section.task == "causal_lm"
     if flax_class_names(config.model_type) and choose_task("auto", config, where=where) != "causal_lm":
         return False
-    others = [name for name in config.architectures or () if not name.endswith(_LANGUAGE_MODELS)]
+    others = [name for name in config.architectures or () if not _is_language_model(name)]
     if others:
         raise ModelError(
             where("model.task"),
@@ -74,6 +76,12 @@ def _is_causal(section: ModelSection, config: Any, where: Callable[[str], str]) 
             "set model.task: causal_lm to take the language model in it",
         )
     return True
+
+
+def _is_language_model(architecture: str) -> bool:
+    """Whether a class is a language model, or the bare model of one."""
+    is_bare = architecture.endswith("Model") and "For" not in architecture
+    return is_bare or architecture.endswith(_LANGUAGE_MODELS)
 
 
 def _flax(section: ModelSection, config: Any, where: Callable[[str], str], remat: Remat) -> HfFlaxModel:

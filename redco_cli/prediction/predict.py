@@ -19,8 +19,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from redco_cli.console import note
 from redco_cli.data.loader import predict_batches
-from redco_cli.errors import EXIT_INTERRUPTED, Interrupted, PluginError, Requeue, StorageError, UsageError
+from redco_cli.errors import PluginError, StorageError, UsageError
 from redco_cli.job import Job, pass_size
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output, call_predict
@@ -31,7 +32,7 @@ from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.everyone import gathered, is_first
 from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
 from redco_cli.runtime.program import Announce, Program
-from redco_cli.runtime.signals import StopRequest
+from redco_cli.runtime.signals import Stopped, stop_on_signal, stopping_point
 
 Done = Callable[[int], None]
 """Told how many examples are predicted so far."""
@@ -59,6 +60,9 @@ class Predictor:
 
         The sampling key of a batch follows from (seed, index of its first example), and batches are cut from index 0:
         starting elsewhere changes no prediction.
+
+        Raises:
+            Stopped: a signal asked to end; whole batches have been yielded.
         """
         batch_size = self.batch_size(len(examples))
         aligned = start // batch_size * batch_size
@@ -74,6 +78,7 @@ class Predictor:
         )
         with contextlib.closing(batches):
             for indices, batch in batches:
+                stopping_point()
                 summed("predict batch", batch, 1, self._job.collate_place)
                 arrays = put(batch, over_data(self._mesh))
                 first = put({"first": np.int32(indices.start)}, replicated(self._mesh))["first"]
@@ -136,17 +141,15 @@ def write_predictions(
     output: Path,
     origin: str,
     done: Done,
-    stop: StopRequest | None = None,
 ) -> None:
     """Predicts the eval examples into a JSON-lines file: `{"index": 0, "example": {...}, "prediction": ...}`, in order.
 
-    The first process writes it.
+    The first process writes it. A signal ends it between two batches, the same on all processes.
 
     Args:
         origin: where the parameters are from; with recipe and examples it decides whether what a killed prediction left
             behind may be continued.
         done: told of progress.
-        stop: what a signal asked for.
 
     Raises:
         Interrupted, Requeue: a signal asked to end; the same command continues.
@@ -172,20 +175,21 @@ def write_predictions(
         file = (partial if writing else Path(os.devnull)).open("ab", buffering=0)
     start = gathered("predicted", start)[0]
     done(start)
-    with file:
-        for index, prediction in predictor(params, examples, start):
-            line = _line(index, examples[index], prediction, job)
-            with _writing(output):
-                while line:  # a write to a full disk may take a part and only then fail
-                    line = line[file.write(line) :]
-            done(index + 1)
-            if stop is not None and stop.due():
-                kind = Interrupted if stop.exit_code == EXIT_INTERRUPTED else Requeue
-                problem = f"stopped by a signal after {index + 1} examples"
-                raise kind(str(output), problem, "run the same command to continue")
-        if writing:
-            with _writing(output):
-                os.fsync(file.fileno())
+    with stop_on_signal(note) as stop, file:
+        try:
+            for index, prediction in predictor(params, examples, start):
+                line = _line(index, examples[index], prediction, job)
+                with _writing(output):
+                    while line:  # a write to a full disk may take a part and only then fail
+                        line = line[file.write(line) :]
+                start = index + 1
+                done(start)
+        except Stopped:
+            raise stop.outcome(str(output), f"after {start} of {len(examples)} examples; kept") from None
+        finally:
+            if writing:
+                with _writing(output):
+                    os.fsync(file.fileno())
     with _writing(output):
         if writing:
             partial.replace(output)

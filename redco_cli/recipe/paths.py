@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from redco_cli.recipe.schema import SourceSection
 def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
     """The recipe with every relative path that exists made absolute: plugin file, data files, model directories.
 
-    A path is searched from the recipe's folder, then from the working directory. `output_dir` stays as it is.
+    A path is searched from the recipe's folder, then from the working directory. `output_dir` stays as it is, and
+    `model.params` is absolute even when it is gone: a run that continues needs it no more.
     """
     recipe, directory = loaded.recipe, loaded.directory
     plugin = recipe.plugin
@@ -26,6 +28,8 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
             if (name := getattr(recipe.model, key)) is not None and Path(name).is_dir()
         }
     )
+    if model.params is not None:
+        model = model.model_copy(update={"params": str(find_params(model.params, directory))})
     data = recipe.data.model_copy(
         update={
             split: _pinned_source(source, directory)
@@ -38,6 +42,12 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
         predict = predict.model_copy(update={"input": _pinned(predict.input, directory)})
     update = {"plugin": plugin, "model": model, "data": data, "predict": predict}
     return replace(loaded, recipe=recipe.model_copy(update=update))
+
+
+def find_params(name: str, directory: Path) -> Path:
+    """The absolute path of `model.params`: seen from the recipe's folder, else from the working directory."""
+    given = os.path.expanduser(name)
+    return Path(os.path.abspath(directory / given if os.path.isdir(directory / given) else given))
 
 
 def _pinned_source(source: SourceSection, directory: Path) -> SourceSection:

@@ -35,6 +35,10 @@ class ModelSection(Section):
     """Hub id, or a local directory with `config.json`; weights are loaded from there."""
     config: dict[str, Any] | None = None
     """Inline Hugging Face config (`model_type` and its settings): a model from scratch, randomly initialised."""
+    params: str | None = None
+    """Parameters of another run to begin with, instead of weights of `name` or random ones: its output directory, of
+    which the newest whole checkpoint counts, or one `checkpoint-<step>` in it. Searched from the recipe's folder, then
+    the working directory."""
     task: Task = "auto"
     """Which head; `auto` reads it from the config's `architectures`."""
     num_labels: Positive | None = None

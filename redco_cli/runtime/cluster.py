@@ -83,7 +83,7 @@ def recognised(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def timeout(environ: Mapping[str, str]) -> float:
-    """Seconds within which all processes must have met: `REDCO_TIMEOUT`, 300 unless set.
+    """Seconds within which all processes must have met, and a run asked to stop must end: `REDCO_TIMEOUT`, else 300.
 
     Raises:
         UsageError: it is no positive number.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -93,6 +94,29 @@ def put(batch: Mapping[str, Any], sharding: NamedSharding) -> dict[str, jax.Arra
         Global arrays: the rows of all processes.
     """
     return {name: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)) for name, leaf in batch.items()}
+
+
+def put_like(value: Any, old: jax.Array) -> jax.Array:
+    """A copy of `value` in the place of `old`, with its dtype.
+
+    Args:
+        value: an array over all processes; or a numpy array, or one of this process alone, the same on each.
+        old: on the mesh.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if np.shape(value) != old.shape:
+        raise ValueError(f"an array of shape {list(np.shape(value))} cannot replace one of {list(old.shape)}")
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        copied: jax.Array = jax.jit(_copied, static_argnums=1, out_shardings=old.sharding)(value, old.dtype)
+        return copied
+    whole = np.asarray(value, old.dtype)
+    return jax.make_array_from_callback(old.shape, old.sharding, lambda index: whole[index])
+
+
+def _copied(value: jax.Array, dtype: Any) -> jax.Array:
+    return jnp.copy(value).astype(dtype)  # a buffer of its own: the next step takes over that of the state
 
 
 def check_divisible(size: int, mesh: Mesh, where: str, what: str) -> None:

@@ -19,7 +19,7 @@ from redco_cli.runtime.everyone import linked
 from redco_cli.runtime.link import End, Link
 from redco_cli.runtime.preflight import facts, meet
 from redco_cli.runtime.relay import open_relay
-from redco_cli.runtime.signals import Stopped, stop_at_once
+from redco_cli.runtime.signals import AT_ONCE, Stopped, end_now, stop_at_once
 
 _HEARTBEAT = 100  # seconds; the link notices sooner
 _LAST = 10.0  # seconds in which a process that failed must end
@@ -46,10 +46,11 @@ def joined(
     Raises:
         RedcoError: the processes do not meet, or differ.
     """
-    with stop_at_once(), contextlib.ExitStack() as stack:
+    with stop_at_once() as done, contextlib.ExitStack() as stack:
         cluster = recognised(os.environ)
         if cluster is None:
-            yield
+            with _ending_soon():
+                yield
             return
         tell(str(cluster))
         seconds, recipe = timeout(os.environ), loaded.recipe.model_dump(mode="json")
@@ -59,7 +60,7 @@ def joined(
         stack.enter_context(_results_of(cluster.process))
         if cluster.process:
             hush()
-        stack.push(lambda _kind, error, _trace: _leave(error, connection))
+        stack.push(lambda _kind, error, _trace: _leave(error, connection, done))
         _start_jax(cluster, connection, seconds)
         yield
 
@@ -118,8 +119,9 @@ def _own_devices(connection: Link) -> list[int] | None:
     return list(range(place * each, (place + 1) * each))
 
 
-def _leave(error: BaseException | None, connection: Link) -> None:
+def _leave(error: BaseException | None, connection: Link, done: threading.Event) -> None:
     """Parts from the others, in peace or with a reason, and raises it where another process is the cause."""
+    done.set()
     if error is None:
         _part(connection)
         return
@@ -153,20 +155,27 @@ def _parted(error: BaseException, connection: Link) -> BaseException:
     reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error).partition("\n")[0]
     connection.leave(peaceful=False, code=code, reason=reason or type(error).__name__)
     # JAX would wait at the end for processes that do not come; so would threads that save.
-    atexit.register(_end_now, code)
-    watch = threading.Timer(_LAST, _end_now, args=(code,))
+    atexit.register(end_now, code)
+    _end_within(AT_ONCE if isinstance(error, KeyboardInterrupt) else _LAST, code)
+    return error
+
+
+@contextlib.contextmanager
+def _ending_soon() -> Iterator[None]:
+    """After Ctrl-C, no thread that waits for what does not come keeps the process alive."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _end_within(AT_ONCE, EXIT_INTERRUPTED)
+        raise
+
+
+def _end_within(seconds: float, code: int) -> None:
+    watch = threading.Timer(seconds, end_now, args=(code,))
     watch.daemon = True
     watch.start()
-    return error
 
 
 def _give_up(end: End, show: Callable[[RedcoError], None]) -> None:
     show(end.error())
-    _end_now(end.exit_code)
-
-
-def _end_now(code: int) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
+    end_now(end.exit_code)

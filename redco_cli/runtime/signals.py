@@ -1,25 +1,32 @@
-"""Signals that ask a run to end: the first lets it finish its step and save, the second ends it at once.
+"""Signals that ask a run to end: the first lets it finish its step and save, a second Ctrl-C ends it at once.
 
 Several processes must end at the same step, or those that go on wait for ever for the others. So each counts the points
-at which it could stop, such as the ends of steps; they come in the same order on all. When one is asked to stop, each
-says which point it has not yet passed, and passes none before the answer: the latest of them. Threads say this, so it
-takes no device and no time of a step, and works while the program compiles or waits.
+at which it could stop, the ends of steps and the batches of evaluation and prediction; they come in the same order on
+all. When one is asked to stop, each says which point it has not yet passed, and passes none before the answer: the
+latest of them. Threads say this, so it takes no device and no time of a step, and works while a program compiles.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
+import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Requeue
+from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoError, Requeue
+from redco_cli.runtime.cluster import timeout
 from redco_cli.runtime.everyone import link as joined_link
 from redco_cli.runtime.link import Link
 
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+AT_ONCE = 3.0
+"""Seconds after a second Ctrl-C in which the program may end by itself."""
+_REMEDY = "run the same command to continue"
 
 
 _early: list[str] = []
@@ -27,11 +34,11 @@ _early: list[str] = []
 
 
 class Stopped(BaseException):
-    """A signal has come where there is nothing to save; no `except Exception` on the way takes it for an error."""
+    """A signal ends what is under way; no `except Exception` on the way takes it for an error."""
 
     def requeue(self) -> Requeue:
-        """What it is for the user."""
-        return Requeue(str(self), "stopped by a signal; nothing was to be saved", "run the same command to continue")
+        """What it is for the user, where there is nothing to save."""
+        return Requeue(str(self), "stopped by a signal; nothing was to be saved", _REMEDY)
 
 
 class StopRequest:
@@ -59,8 +66,9 @@ class StopRequest:
         self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put into it whatever is locked
         if link is not None:
             link.on_freeze, link.on_stop = self._freeze, self._decided
-            if link.frozen is not None:  # asked before there was anything to stop
-                self._is_frozen, self._code, self._stop_at = True, link.frozen, link.stop_at
+            with self._changed:
+                if link.frozen is not None:  # asked before there was anything to stop
+                    self._is_frozen, self._code, self._stop_at = True, link.frozen, link.stop_at
             threading.Thread(target=self._ask, args=(link,), daemon=True, name="redco-stop").start()
 
     @property
@@ -88,6 +96,11 @@ class StopRequest:
                 self.exit_code = self._code
             return stopping
 
+    def outcome(self, where: str, problem: str) -> RedcoError:
+        """The error that a run which has stopped ends with, by what it was asked."""
+        kind = Interrupted if self.exit_code == EXIT_INTERRUPTED else Requeue
+        return kind(where, f"stopped by a signal {problem}", _REMEDY)
+
     def _ask(self, link: Link) -> None:
         link.ask_stop(self._requests.get())
 
@@ -106,6 +119,19 @@ class StopRequest:
             self._changed.notify_all()
 
 
+_current: list[StopRequest] = []
+
+
+def stopping_point() -> None:
+    """A point between two batches, which all processes come to alike.
+
+    Raises:
+        Stopped: a signal asked this run to end, and this is where.
+    """
+    if _current and _current[-1].due():
+        raise Stopped("between two batches")
+
+
 @contextlib.contextmanager
 def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
     """Catches SIGINT, SIGTERM and SIGUSR1 while the context lasts; elsewhere than in the main thread, none.
@@ -118,36 +144,58 @@ def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
     if _early:
         raise Stopped(_early[-1])
     request = StopRequest(joined_link(), tell)
+    handled: list[int] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if request.is_asked and number == signal.SIGINT:
+        handled.append(number)
+        request.ask(_code(number))
+        if number == signal.SIGINT and len(handled) > 1:
             raise KeyboardInterrupt
-        request.ask(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_REQUEUE)
-        tell(f"{signal.Signals(number).name}: stopping and saving after this step; Ctrl-C again stops at once")
 
-    with _handling(dict.fromkeys(_HEARD, handle)):
-        yield request
+    with _handling(dict.fromkeys(_HEARD, handle)), _watching(request, tell):
+        _current.append(request)
+        try:
+            yield request
+        finally:
+            _current.remove(request)
 
 
 @contextlib.contextmanager
-def stop_at_once() -> Iterator[None]:
+def stop_at_once() -> Iterator[threading.Event]:
     """While the context lasts, SIGTERM and SIGUSR1 end what has nothing to save yet: exit code 75, as later.
+
+    Yields:
+        To be set when all is done: what is left, parting from the others, a signal shall not cut off.
 
     Raises:
         Requeue: a signal came.
     """
+    done = threading.Event()
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        _early.append(signal.Signals(number).name)
-        raise Stopped(_early[-1])
+        if not done.is_set():
+            _early.append(signal.Signals(number).name)
+            raise Stopped(_early[-1])
 
     with _handling({number: handle for number in _HEARD if number != signal.SIGINT}):
         try:
-            yield
+            yield done
         except Stopped as stopped:
             raise stopped.requeue() from None
         finally:
             _early.clear()
+
+
+def end_now(code: int) -> None:
+    """Ends this process, whatever its threads are waiting for."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _code(number: int) -> int:
+    return EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_REQUEUE
 
 
 @contextlib.contextmanager
@@ -161,3 +209,59 @@ def _handling(handlers: dict[signal.Signals, Callable[[int, FrameType | None], N
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _watching(request: StopRequest, tell: Callable[[str], None]) -> Iterator[None]:
+    """Hears each signal at once, in a thread: Python's handlers wait until native code, such as a compiler, returns."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hearing, told = socket.socketpair()
+    told.setblocking(False)
+    seconds = timeout(os.environ)
+    late = _ending(seconds, EXIT_REQUEUE, f"nothing to stop at came within {seconds:g} s of a signal", tell)
+    at_once = _ending(AT_ONCE, EXIT_INTERRUPTED, "interrupted", tell)
+
+    def watch() -> None:
+        heard = 0
+        while numbers := hearing.recv(64):
+            for number in filter(_HEARD.__contains__, numbers):
+                heard += 1
+                request.ask(_code(number))
+                if heard == 1:
+                    name = signal.Signals(number).name
+                    tell(f"{name}: stopping and saving after this step; Ctrl-C again stops at once")
+                with contextlib.suppress(RuntimeError):  # it runs already
+                    if number != signal.SIGINT:
+                        late.start()
+                    elif heard > 1:
+                        at_once.start()
+
+    thread = threading.Thread(target=watch, daemon=True, name="redco-signals")
+    thread.start()
+    previous = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(previous)
+        told.close()
+        thread.join()
+        hearing.close()
+        late.cancel()
+        at_once.cancel()
+
+
+def _ending(seconds: float, code: int, reason: str, tell: Callable[[str], None]) -> threading.Timer:
+    """Ends this process so many seconds after its start, and the others for the same reason."""
+
+    def end() -> None:
+        tell(f"{reason}: ending without saving; the last checkpoint counts")
+        link = joined_link()
+        if link is not None:
+            link.leave(peaceful=False, code=code, reason=reason)
+        end_now(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    return timer

@@ -7,16 +7,20 @@ the power went. The next save, and the end of the run, first wait for the one be
 longer kept. So at any moment the newest complete checkpoint is on disk. What a killed or failed save leaves behind has
 a temporary name, and `sweep` deletes it. What is damaged later is skipped, and set aside by `set_aside`: never deleted.
 
+A save that replaces one of the same step is written as `checkpoint-<step>.new`, which counts as soon as it has that
+name. Only then is the one before it deleted, and `checkpoint-<step>` its name.
+
 Three items: `params` (all that prediction needs), `training` (optimizer state and counters), `meta` (JSON: step, the
-metric that ranks it, the best of the run so far, the resolved recipe). Neither the random keys nor the position in the
-data are among them: both follow from the seed and the step.
+metric that ranks it, the best of the run so far, the resolved recipe, the position in data of unknown length). Neither
+the random keys nor the position in other data are among them: both follow from the seed and the step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,20 +30,19 @@ import orbax.checkpoint as ocp
 
 from redco_cli.errors import StorageError
 from redco_cli.plugin.contract import Params
-from redco_cli.recipe.load import shown
-from redco_cli.runtime.everyone import gathered, is_first
-from redco_cli.training.complaints import mute_orbax, reason
-from redco_cli.training.disposal import Disposal, moving
+from redco_cli.runtime.everyone import gathered, is_first, link
+from redco_cli.training.complaints import mute_orbax, of_another_model, unreadable, unwritable
+from redco_cli.training.disposal import Disposal, set_aside
 from redco_cli.training.integrity import damage, seal
 from redco_cli.training.nested import misfits, nested, unnested
 from redco_cli.training.ranking import Best
 from redco_cli.training.state import TrainState, partition, paths
 
-_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-(\d+)(\.new)?")
+_NEW = ".new"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)
 """What orbax and the libraries below it raise for files that are cut off, missing, or hold something else."""
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Meta:
         best: step and value of the run's best evaluation until then, saved or not; None without any.
         put_off: whether an evaluation was due at this step that a signal left no time for.
         recipe: the resolved recipe, as plain data.
+        data: where the run is in data of unknown length; None for data whose order follows from the step alone.
     """
 
     step: int
@@ -59,10 +63,16 @@ class Meta:
     best: Best
     put_off: bool
     recipe: Mapping[str, Any]
+    data: Mapping[str, Any] | None = None
 
 
 class Checkpoints:
-    """The checkpoints of one output directory."""
+    """The checkpoints of one output directory.
+
+    Attributes:
+        directory: where they are.
+        position: of a step, what `Meta.data` says in its checkpoint.
+    """
 
     def __init__(self, directory: Path, keep: int, mode: Literal["min", "max"]) -> None:
         """Touches no disk yet.
@@ -74,20 +84,22 @@ class Checkpoints:
         """
         mute_orbax()
         self.directory = directory
+        self.position: Callable[[int], Mapping[str, Any] | None] = lambda _step: None
         self._keep = keep
         self._mode = mode
         # Called when every file is written, in the thread that renames the directory after it.
         sealing = ocp.options.AsyncOptions(post_finalization_callback=self._seal)
         handler = ocp.CompositeCheckpointHandler("params", "training", "meta")
         self._checkpointer = ocp.AsyncCheckpointer(handler, async_options=sealing)
-        self._saving = 0
+        self._saving = directory
         self._metas: dict[int, Meta] = {}
         self._skipped: set[int] = set()
         self._disposal = Disposal(_TEMPORARY)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
-        return self.directory / f"checkpoint-{step}"
+        new = self.directory / f"checkpoint-{step}{_NEW}"
+        return new if new.is_dir() else new.with_suffix("")
 
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints that are not skipped, ascending."""
@@ -97,8 +109,10 @@ class Checkpoints:
         return sorted({int(match[1]) for match in names if match} - self._skipped)
 
     def damage(self, step: int, items: Collection[str] = ()) -> str | None:
-        """What is wrong with the files of a checkpoint, or with those of some items; see `integrity.damage`."""
-        return damage(self.path(step), items)
+        """What is wrong with the files of a checkpoint, or of some items, of which each process reads its share."""
+        others = link()
+        share = slice(None) if others is None else slice(others.process, None, others.processes)
+        return next(filter(None, gathered("damage", damage(self.path(step), items, share))), None)
 
     def skip(self, step: int) -> None:
         """Takes a checkpoint for one that is not there: it is damaged."""
@@ -111,37 +125,34 @@ class Checkpoints:
             StorageError: it cannot be renamed.
         """
         for step in sorted(self._skipped) if is_first() else ():
-            path, number = self.path(step), 1
-            aside = path.with_name(f"{path.name}.damaged")
-            while aside.exists():
-                number += 1
-                aside = path.with_name(f"{path.name}.damaged-{number}")
-            with moving(path):
-                path.rename(aside)
+            while (path := self.path(step)).exists():
+                set_aside(path, f"checkpoint-{step}.damaged")
         self._skipped.clear()
 
     def save(self, state: TrainState, meta: Meta, *, replace: bool = False) -> None:
         """Starts writing a checkpoint; waits only for the copy off the devices, and for the save before.
 
         Args:
+            state: on the devices.
+            meta: what it says of itself, apart from the position in the data.
             replace: write it even where this step is saved already, because the state has changed since.
 
         Raises:
             StorageError: this or the previous save cannot be written; what was complete before stays complete.
         """
-        if meta.step in self._metas or self.path(meta.step).exists():
+        path, meta = self.path(meta.step), dataclasses.replace(meta, data=self.position(meta.step))
+        if meta.step in self._metas or path.exists():
             if not replace:
                 return
             self.wait()
-            if self.path(meta.step).exists():
-                self._delete(meta.step)
             gathered("replaced checkpoint")
+            path = path.with_name(f"checkpoint-{meta.step}{_NEW}")
         training = {"opt_state": state.opt_state, "skipped": state.skipped, "streak": state.streak}
         try:
             self.wait()
-            self._saving = meta.step
+            self._saving = path
             self._checkpointer.save(
-                self.path(meta.step),
+                path,
                 args=ocp.args.Composite(
                     params=ocp.args.StandardSave(nested(state.params)),
                     training=ocp.args.StandardSave(nested(training)),
@@ -163,6 +174,8 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise self._unwritable(error) from error
         self._disposal.collect(wait=False)
+        if is_first():
+            self._disposal.settle(self.directory, _NEW)
         steps = self.steps()
         kept = {*steps[-self._keep :], self.best()}
         for step in steps:
@@ -170,8 +183,9 @@ class Checkpoints:
                 self._delete(step)
 
     def sweep(self) -> None:
-        """Deletes what killed and failed saves left behind."""
+        """Ends what killed and failed saves left behind: replacements get their name, the rest is deleted."""
         if is_first():
+            self._disposal.settle(self.directory, _NEW)
             self._disposal.sweep(self.directory, "checkpoint-*")
 
     def close(self) -> None:
@@ -238,20 +252,27 @@ class Checkpoints:
         Raises:
             StorageError: it is damaged, or holds another model.
         """
-        restored = self._restore(step, params=nested(abstract))
-        return unnested(restored["params"], abstract)
+        return unnested(self._restore(step, params=nested(abstract))["params"], abstract)
+
+    def misfits(self, step: int, abstract: Params) -> list[str]:
+        """What the parameters of a checkpoint, which are not read, lack or have other than those of `abstract`.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+        return misfits(self._stored(step, "params"), nested(abstract))
+
+    def _stored(self, step: int, item: str) -> Any:
+        """What is in an item of a checkpoint: shapes and types."""
+        with self._readable(step):
+            return ocp.StandardCheckpointHandler().metadata(self.path(step) / item).tree
 
     def _restore(self, step: int, **items: dict[str, Any]) -> Any:
         """Items of a checkpoint as nested dicts, born on the shardings of `items`, whose shapes they must have."""
-        path, handler = self.path(step), ocp.StandardCheckpointHandler()
-        with self._readable(step):
-            stored = {name: handler.metadata(path / name).tree for name in items}
-        wrong = [f"{name} {misfit}" for name in items for misfit in misfits(stored[name], items[name])]
+        path = self.path(step)
+        wrong = [f"{name} {misfit}" for name in items for misfit in misfits(self._stored(step, name), items[name])]
         if wrong:
-            more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-            problem = f"is of another model or optimizer: {', '.join(wrong[:_SHOWN])}{more}"
-            remedy = "restore the recipe and the plugin that wrote it, or choose another checkpoint or output_dir"
-            raise StorageError(shown(path), problem, remedy)
+            raise of_another_model(path, wrong)
         with self._readable(step):
             args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
             return self._checkpointer.restore(path, args=ocp.args.Composite(**args))
@@ -262,12 +283,10 @@ class Checkpoints:
             yield
         except _DAMAGE as error:
             others = [self.path(other).name for other in self.steps() if other < step]
-            remedy = f"move it away to fall back to {others[-1]}" if others else "move it away"
-            problem = f"is damaged and cannot be read: {reason(error)}"
-            raise StorageError(shown(self.path(step)), problem, remedy) from error
+            raise unreadable(self.path(step), error, others) from error
 
     def _seal(self) -> None:
-        seal(self.path(self._saving).with_name(f"{self.path(self._saving).name}{_TEMPORARY}"))
+        seal(self._saving.with_name(f"{self._saving.name}{_TEMPORARY}"))
 
     def _delete(self, step: int) -> None:
         if is_first():
@@ -276,7 +295,6 @@ class Checkpoints:
 
     def _unwritable(self, error: Exception) -> StorageError:
         self.sweep()
-        self._metas.pop(self._saving, None)
-        remedy = "free space or correct the permissions, then run the same command again: it continues"
-        kept = f"complete before it: {', '.join(self.path(s).name for s in self.steps()) or 'none'}"
-        return StorageError(shown(self.path(self._saving)), f"cannot be written: {reason(error)}; {kept}", remedy)
+        saving = self._saving.with_suffix("")
+        self._metas = {step: meta for step, meta in self._metas.items() if f"checkpoint-{step}" != saving.name}
+        return unwritable(saving, error, [self.path(step).name for step in self.steps()])

@@ -1,4 +1,4 @@
-"""What orbax says: silenced while it works, shortened when it fails."""
+"""What orbax says: silenced while it works, and told to a person when it fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+from redco_cli.errors import StorageError
+from redco_cli.recipe.load import shown
+
+_SHOWN = 3
 
 
 @functools.cache
@@ -39,3 +46,41 @@ def reason(error: Exception) -> str:
         return os.strerror(int(code[1]))
     first = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
     return first or type(error).__name__
+
+
+def unwritable(path: Path, error: Exception, complete: Sequence[str]) -> StorageError:
+    """A checkpoint that cannot be written, for a disk that is full as a rule.
+
+    Args:
+        path: of the checkpoint.
+        error: what orbax raised.
+        complete: the names of those that are complete.
+    """
+    remedy = "free space or correct the permissions, then run the same command again: it continues"
+    kept = f"complete before it: {', '.join(complete) or 'none'}"
+    return StorageError(shown(path), f"cannot be written: {reason(error)}; {kept}", remedy)
+
+
+def unreadable(path: Path, error: Exception, older: Sequence[str]) -> StorageError:
+    """A checkpoint that cannot be read, though its files are as they were written.
+
+    Args:
+        path: of the checkpoint.
+        error: what orbax raised.
+        older: the names of those before it.
+    """
+    remedy = f"move it away to fall back to {older[-1]}" if older else "move it away"
+    return StorageError(shown(path), f"is damaged and cannot be read: {reason(error)}", remedy)
+
+
+def of_another_model(path: Path, wrong: Sequence[str]) -> StorageError:
+    """A checkpoint that does not fit the recipe.
+
+    Args:
+        path: of the checkpoint.
+        wrong: what does not, not empty.
+    """
+    more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    problem = f"is of another model or optimizer: {', '.join(wrong[:_SHOWN])}{more}"
+    remedy = "restore the recipe and the plugin that wrote it, or choose another checkpoint or output_dir"
+    return StorageError(shown(path), problem, remedy)

@@ -50,6 +50,23 @@ class Disposal:
         while self._pending and (wait or self._pending[0].done()):
             self._pending.pop(0).result()
 
+    def settle(self, directory: Path, suffix: str) -> None:
+        """Gives every directory that replaces another the name of that one, which is deleted.
+
+        Args:
+            directory: where they are.
+            suffix: what the name of a replacement ends with; whole as it is, it counts until it has its name.
+
+        Raises:
+            StorageError: it cannot be renamed.
+        """
+        for new in sorted(directory.glob(f"checkpoint-*{suffix}")):
+            path = new.with_name(new.name.removesuffix(suffix))
+            if path.exists():
+                self.delete(path)
+            with moving(new):
+                new.rename(path)
+
     def sweep(self, directory: Path, pattern: str) -> None:
         """Deletes what killed and failed saves left behind; of one that failed, some files are still being written."""
         for _ in range(_SWEEPS):
@@ -72,6 +89,20 @@ class Disposal:
     def _remove(self, path: Path, doomed: Path) -> None:
         with moving(path), contextlib.suppress(FileNotFoundError):  # `sweep` may have been there first
             shutil.rmtree(doomed)
+
+
+def set_aside(path: Path, name: str) -> None:
+    """Renames a directory, to `name` or the first of `name-2`, `name-3`, ... that is not taken.
+
+    Raises:
+        StorageError: it cannot be renamed.
+    """
+    aside, number = path.with_name(name), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{name}-{number}")
+    with moving(path):
+        path.rename(aside)
 
 
 @contextlib.contextmanager

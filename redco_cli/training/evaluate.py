@@ -7,33 +7,72 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from redco_cli.data.batch import cut
 from redco_cli.data.loader import eval_batches
+from redco_cli.errors import DataError, RecipeError
 from redco_cli.job import Job, pass_size
+from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Example, Loss, Params
 from redco_cli.runtime.agreement import summed
 from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
 from redco_cli.runtime.program import Program
+from redco_cli.runtime.signals import stopping_point
 
 IN_FLIGHT = 2
 """Batches whose result is not waited for: the next is read while the device computes."""
 
 
 def evaluate(
-    job: Job, mesh: Mesh, step: Program, params: Params, examples: Sequence[Example], done: Callable[[int], None]
+    job: Job,
+    mesh: Mesh,
+    step: Program,
+    params: Params,
+    examples: Sequence[Example] | None,
+    done: Callable[[int, int], None],
+    predict: Callable[[Params, Sequence[Example]], Sequence[Any]] | None,
 ) -> dict[str, float]:
-    """Mean loss and metrics over `examples`: Σ sum / Σ weight over all batches, added in float64.
+    """Mean loss and metrics over examples: Σ sum / Σ weight over all batches, added in float64.
 
     Args:
         step: the compiled eval step.
-        done: told how many examples are evaluated.
+        examples: None for those of the recipe.
+        done: told how many examples are evaluated, of how many.
+        predict: predictions of examples, of which the plugin's `metric_fn` makes further metrics; None for none.
+
+    Raises:
+        DataError: the recipe has none.
+        Stopped: a signal asked to end between two batches.
     """
+    chosen = job.eval_examples if examples is None else examples
+    if chosen is None:
+        raise DataError(job.where("data.eval"), "there is no eval data", "add data.eval")
+    values = _mean(job, mesh, step, params, chosen, lambda count: done(count, len(chosen)))
+    if predict is not None:
+        values |= call_metric(job.plugin, job.context("predict"), chosen, predict(params, chosen))
+    return values
+
+
+def check_has(values: Mapping[str, float], metric: str, job: Job) -> None:
+    """Refuses an evaluation without the metric that ranks it.
+
+    Raises:
+        RecipeError: naming those it has.
+    """
+    if metric not in values:
+        known = ", ".join(values)
+        raise RecipeError(job.where("eval.best_metric"), f"evaluation gives no {metric}", f"it gives {known}")
+
+
+def _mean(
+    job: Job, mesh: Mesh, step: Program, params: Params, examples: Sequence[Example], done: Callable[[int], None]
+) -> dict[str, float]:
     slices = cut(len(examples), pass_size(job, mesh, "eval"), data_shards(mesh))
     sums: dict[str, tuple[float, float]] = {}
     pending: deque[tuple[int, Loss]] = deque()
@@ -47,6 +86,7 @@ def evaluate(
     )
     with closing(batches):
         for part, batch in batches:
+            stopping_point()
             summed("eval batch", batch, 1, job.collate_place)
             sharding = over_data(mesh) if part.sharded else replicated(mesh)
             pending.append((part.stop, step(params, put(batch, sharding))))

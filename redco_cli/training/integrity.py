@@ -23,6 +23,7 @@ Mark = tuple[int, int]
 """Bytes and CRC-32 of a file."""
 _UNSEALED = (MANIFEST_NAME, "_CHECKPOINT_METADATA", "commit_success.txt")
 """Files that are in no manifest: itself, and what orbax writes after it; nothing is restored from those."""
+_ALL = slice(None)
 _CHUNK = 4 << 20
 _THREADS = 4
 
@@ -41,18 +42,19 @@ def seal(directory: Path) -> None:
         os.fsync(file.fileno())
 
 
-def damage(directory: Path, items: Collection[str] = ()) -> str | None:
+def damage(directory: Path, items: Collection[str] = (), share: slice = _ALL) -> str | None:
     """What is wrong with a checkpoint, in a few words; None when every file is as it was written.
 
     Args:
         directory: of the checkpoint.
         items: look only at the files below these names; default: at all.
+        share: of their sorted names, those whose bytes are read; sizes are looked at of all.
 
     Raises:
         StorageError: a file may not be read: that is no damage.
     """
     try:
-        return _damage(directory, items)
+        return _damage(directory, items, share)
     except PermissionError as error:
         name = shown(Path(error.filename or directory))
         raise StorageError(name, "cannot be read: no permission", "correct the permissions") from error
@@ -60,7 +62,7 @@ def damage(directory: Path, items: Collection[str] = ()) -> str | None:
         return f"{Path(error.filename or directory).name} cannot be read: {error.strerror or error}"
 
 
-def _damage(directory: Path, items: Collection[str]) -> str | None:
+def _damage(directory: Path, items: Collection[str], share: slice) -> str | None:
     try:
         written = _read_manifest(directory / MANIFEST_NAME)
     except FileNotFoundError:
@@ -82,8 +84,8 @@ def _damage(directory: Path, items: Collection[str]) -> str | None:
     for name in sorted(there.difference(names)):
         return f"{name} was added"
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="redco-check") as pool:
-        found = pool.map(lambda name: _mark(directory / name), names)
-        changed = [name for name, mark in zip(names, found, strict=True) if mark != written[name]]
+        found = pool.map(lambda name: _mark(directory / name), names[share])
+        changed = [name for name, mark in zip(names[share], found, strict=True) if mark != written[name]]
     return f"{changed[0]} holds other bytes than were written" if changed else None
 
 

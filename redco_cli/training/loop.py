@@ -5,6 +5,7 @@ The loop dispatches step k + 1 before it looks at the metrics of step k: the dev
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -15,19 +16,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from redco_cli.console import TrainProgress, warn
-from redco_cli.errors import EXIT_INTERRUPTED, DataError, Interrupted, RecipeError, Requeue, TrainingError
+from redco_cli.console import TrainProgress
+from redco_cli.errors import RedcoError
 from redco_cli.job import Job
 from redco_cli.placement import Placement
-from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Context, Example, Params
-from redco_cli.runtime.mesh import replicated
+from redco_cli.runtime.mesh import put_like, replicated
 from redco_cli.runtime.program import Program
-from redco_cli.runtime.signals import StopRequest
+from redco_cli.runtime.signals import Stopped, StopRequest
 from redco_cli.training.checkpoint import Checkpoints, Meta
-from redco_cli.training.evaluate import evaluate
+from redco_cli.training.evaluate import check_has, evaluate
 from redco_cli.training.feed import Fed, feed
 from redco_cli.training.metrics import Meter, Recorder
+from redco_cli.training.nonfinite import judge
 from redco_cli.training.optimizer import Schedule
 from redco_cli.training.ranking import Best, finite, improves
 from redco_cli.training.state import TrainState, partition, paths
@@ -35,11 +36,6 @@ from redco_cli.training.step import make_eval_step, make_train_step
 from redco_cli.training.timeline import Timeline
 
 Predict = Callable[[Params, Sequence[Example]], list[Any]]
-_NO_WEIGHT = "no position of the batch carries loss", "look at what collate_fn masks and loss_fn counts"
-_NOT_FINITE = (
-    "loss or gradient is not finite",
-    "lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look at the data",
-)
 
 
 @dataclass(frozen=True)
@@ -123,11 +119,9 @@ class TrainingRun:
         frozen = frozenset(paths(self._state.frozen))
         trainable, rest = partition(params, frozen)
 
-        def placed(new: Any, old: Any) -> Any:
-            return jax.tree.map(lambda a, b: jax.device_put(np.asarray(a), b.sharding), new, old)
-
         old = self._state
-        self._state = replace(old, trainable=placed(trainable, old.trainable), frozen=placed(rest, old.frozen))
+        places = jax.tree.map(put_like, trainable, old.trainable), jax.tree.map(put_like, rest, old.frozen)
+        self._state = replace(old, trainable=places[0], frozen=places[1])
         self._replaced = True
 
     def train(self, examples: Sequence[Example] | None = None, steps: int | None = None) -> dict[str, float]:
@@ -157,30 +151,38 @@ class TrainingRun:
         return {name: float(np.mean(values)) for name, values in sums.items()}
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float]:
-        """Evaluates; see `plugin.contract.Run.evaluate`. On the recipe's data the result is recorded."""
-        job, progress = self._setup.job, self._setup.progress
-        chosen = job.eval_examples if examples is None else examples
-        if chosen is None:
-            raise DataError(job.where("data.eval"), "there is no eval data", "add data.eval")
+        """Evaluates; see `plugin.contract.Run.evaluate`. On the recipe's data the result is recorded.
+
+        Raises:
+            Interrupted, Requeue: a signal asked the run to end; a checkpoint is saved.
+        """
+        with self._stopping():
+            return self._evaluate(examples)
+
+    def _evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float]:
+        setup = self._setup
         with self._meter.paused():
             values = evaluate(
-                job,
-                self._setup.placement.mesh,
+                setup.job,
+                setup.placement.mesh,
                 self._eval_step,
                 self.params,
-                chosen,
-                lambda done: progress.phase("evaluating", done, len(chosen)),
+                examples,
+                functools.partial(setup.progress.phase, "evaluating"),
+                setup.predict if setup.job.recipe.eval.predict else None,
             )
-            if job.recipe.eval.predict:
-                values |= call_metric(job.plugin, job.context("predict"), chosen, self.predict(chosen))
         if examples is None:
             self._record_evaluation(values)
         return values
 
     def predict(self, examples: Sequence[Example] | None = None) -> list[Any]:
-        """Predicts; see `plugin.contract.Run.predict`."""
+        """Predicts; see `plugin.contract.Run.predict`.
+
+        Raises:
+            Interrupted, Requeue: a signal asked the run to end; a checkpoint is saved.
+        """
         chosen = self._setup.job.eval_examples if examples is None else examples
-        with self._meter.paused():
+        with self._meter.paused(), self._stopping():
             return self._setup.predict(self.params, chosen)
 
     def log(self, values: Mapping[str, float]) -> None:
@@ -213,31 +215,48 @@ class TrainingRun:
 
     def _milestone(self) -> None:
         """What happens between two steps: evaluation, checkpoint, the end that a signal asked for."""
-        timeline, job, stop = self._setup.timeline, self._setup.job, self._setup.stop
-        stopping = stop.exit_code is not None and self._step != timeline.steps  # at the end there is nothing to stop
-        due = job.eval_examples is not None and timeline.due(self._step, timeline.eval_every)
+        timeline, stopping, improved = self._setup.timeline, self._setup.stop.exit_code is not None, False
+        due = self._setup.job.eval_examples is not None and timeline.due(self._step, timeline.eval_every)
+        if due and not stopping:
+            try:
+                improved = self._evaluates_better()
+            except Stopped:
+                stopping = True
         self._put_off = due and stopping
-        improved = due and not stopping and self._evaluates_better()
-        if improved or stopping or timeline.due(self._step, timeline.checkpoint_every):
+        if stopping and (due or self._step != timeline.steps):  # else all is done: there is nothing to stop
+            raise self._stopped()
+        if improved or timeline.due(self._step, timeline.checkpoint_every):
             self.save()
-        if stopping:
-            self._setup.checkpoints.wait()
-            name = self._setup.checkpoints.path(self._step)
-            kind = Interrupted if stop.exit_code == EXIT_INTERRUPTED else Requeue
-            raise kind(
-                str(name), f"stopped by a signal after step {self._step}; saved", "run the same command to continue"
-            )
 
     def catch_up(self) -> None:
         """Does the evaluation that a signal put off when the checkpoint of this step was saved."""
-        if self._put_off and self._setup.job.eval_examples is not None and self._evaluates_better():
-            self._put_off, self._replaced = False, True
-            self.save()
+        if self._put_off and self._setup.job.eval_examples is not None:
+            with self._stopping():
+                self._replaced = self._evaluates_better()
+            self._put_off = False
+            if self._replaced:
+                self.save()
 
     def _evaluates_better(self) -> bool:
         before = self._best
-        self.evaluate()
+        self._evaluate()
         return self._best != before
+
+    @contextmanager
+    def _stopping(self) -> Iterator[None]:
+        try:
+            yield
+        except Stopped:
+            raise self._stopped() from None
+
+    def _stopped(self) -> RedcoError:
+        """Saves what is not saved, and returns what to raise."""
+        stop, checkpoints = self._setup.stop, self._setup.checkpoints
+        if self._step == 0 and not self._replaced:
+            return stop.outcome("training", "before its first step; nothing was to be saved")
+        self.save()
+        checkpoints.wait()
+        return stop.outcome(str(checkpoints.path(self._step)), f"after step {self._step}; saved")
 
     def _observe(self, step: int, device_metrics: Any, sums: dict[str, list[float]]) -> None:
         """Looks at the metrics of a step: the finite check, the record, the live line."""
@@ -247,7 +266,7 @@ class TrainingRun:
             if math.isfinite(metrics[name]):
                 sums[name].append(metrics[name])
         if streak:
-            self._not_finite(step, streak, weight)
+            judge(step, streak, weight, self._setup.job.recipe.train.max_nonfinite_steps, self._setup.checkpoints)
         timeline = self._setup.timeline
         if step % timeline.log_every and step != timeline.steps:
             return
@@ -261,21 +280,6 @@ class TrainingRun:
             step, metrics["loss"], metrics["learning_rate"], rates.tokens_per_second, rates.examples_per_second
         )
 
-    def _not_finite(self, step: int, streak: int, weight: float) -> None:
-        reason, remedy = _NO_WEIGHT if weight == 0 else _NOT_FINITE
-        limit = self._setup.job.recipe.train.max_nonfinite_steps
-        if streak < limit:
-            warn(f"step {step}: {reason}; the update is skipped ({streak} in a row)")
-            return
-        self._setup.checkpoints.wait()
-        steps = self._setup.checkpoints.steps()
-        good = f"last checkpoint: {self._setup.checkpoints.path(steps[-1])}" if steps else "no checkpoint was due yet"
-        raise TrainingError(
-            f"step {step}",
-            f"{reason}, {streak} steps in a row; the parameters are those of step {step - streak}; {good}",
-            remedy,
-        )
-
     def _record_evaluation(self, values: Mapping[str, float]) -> None:
         metric = self._setup.job.recipe.eval.best_metric
         self._evaluated = (self._step, values)
@@ -285,10 +289,7 @@ class TrainingRun:
         if improved:
             self._best = (self._step, values[metric])
         self._setup.progress.evaluated(self._step, values, improved)
-        if metric not in values:
-            known = ", ".join(values)
-            place = self._setup.job.where("eval.best_metric")
-            raise RecipeError(place, f"evaluation gives no {metric}", f"it gives {known}")
+        check_has(values, metric, self._setup.job)
 
     @contextmanager
     def _compiling(self, what: str) -> Iterator[None]:

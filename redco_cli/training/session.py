@@ -13,9 +13,9 @@ import jax
 import optax
 
 from redco_cli.console import TrainProgress, note, warn
+from redco_cli.data.stream import is_marked
 from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
 from redco_cli.job import Job
-from redco_cli.models.initial import initial_params
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
@@ -27,6 +27,7 @@ from redco_cli.runtime.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun
 from redco_cli.training.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule, with_clipping
+from redco_cli.training.parameters import first_params
 from redco_cli.training.plot import plot_losses
 from redco_cli.training.resume import Start
 from redco_cli.training.sinks import open_sinks
@@ -110,12 +111,16 @@ def open_run(
     pinned = pin_paths(job.loaded)
     state = _first_state(job, placement, updates, start)
     with contextlib.ExitStack() as stack:
-        start.checkpoints.sweep()
         start.checkpoints.set_aside()
+        start.checkpoints.sweep()
         stack.callback(start.checkpoints.close)
         recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
         _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned))
         _write(start.directory / SHARDING_NAME, json.dumps(placement.plan.described(), indent=1))
+        if is_marked(job.train_examples):
+            start.checkpoints.position = job.train_examples.journal.saved
+            if start.data is not None:
+                job.train_examples.journal.load(start.step, start.data)
         if job.recipe.logging.plot:
             stack.callback(_plot, start.directory)
         setup = Setup(
@@ -168,7 +173,7 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
 
 
 def _first_state(job: Job, placement: Placement, updates: Updates, start: Start) -> TrainState:
-    """The state to train from, born on the mesh: restored, loaded from saved weights, or initialised."""
+    """The state to train from, born on the mesh: restored, or begun with the first parameters."""
 
     def begin(params: Params) -> TrainState:
         return new_state(params, updates.frozen, updates.optimizer)
@@ -181,7 +186,9 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
         )
         note(f"continuing from {shown(start.source.path(start.step))}")
         return start.source.restore(start.step, placed)
-    params, fresh = initial_params(job.model, job.recipe.model, placement.params, seed=job.recipe.seed, where=job.where)
+    params, fresh = first_params(job, placement, start.given)
+    if start.given is not None:
+        note(f"beginning with the parameters of {start.given.name}")
     if fresh:
         note(f"the checkpoint has no {', '.join(fresh)}: initialised, to be trained")
     state: TrainState = jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params)

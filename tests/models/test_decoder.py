@@ -19,7 +19,7 @@ from redco_cli.models.decoder_config import ExpertsConfig
 from redco_cli.models.decoder_experts import Kernels, mix, routing
 from redco_cli.models.decoder_loss import Head, cross_entropy
 from redco_cli.models.decoder_model import build_decoder
-from redco_cli.models.decoder_positions import alibi_slopes
+from redco_cli.models.decoder_positions import alibi_bias, alibi_slopes
 from redco_cli.models.decoder_sight import empty_cache
 from redco_cli.models.families import decoder_config
 from redco_cli.plugin.contract import IGNORED_LABEL
@@ -297,6 +297,14 @@ def test_experts_with_room_compute_what_each_token_by_itself_would(crowd):
 def test_slopes_of_heads_that_are_no_power_of_two():
     np.testing.assert_allclose(alibi_slopes(4), [2**-2, 2**-4, 2**-6, 2**-8], rtol=1e-6)
     np.testing.assert_allclose(alibi_slopes(6), [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3], rtol=1e-6)
+
+
+def test_rounded_slopes_are_rounded_in_a_compiled_program_too():
+    """To bfloat16 before and after they are multiplied with positions, as Falcon's are."""
+    positions = np.arange(300)[None]
+    expected = alibi_slopes(12).astype(jnp.bfloat16)[:, None] * positions.astype(jnp.bfloat16)
+    found = quick(functools.partial(alibi_bias, heads=12, rounded=True))(positions)
+    np.testing.assert_array_equal(found[0, :, 0], expected.astype(np.float32))
 
 
 def loss_case(batch_size=3, length=12, vocab_size=64, bias=True):

@@ -132,6 +132,22 @@ def test_trained_parameters_are_rounded_once(tmp_path, dtype):
 
 
 @pytest.mark.usefixtures("unchecked")
+def test_ropes_as_transformers_5_writes_them_are_exported_for_4_too(tmp_path):
+    rope = {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}
+    torch_model, _, _ = a_decoder("qwen2", tmp_path / "in", rope_theta=500.0, rope_scaling=rope)
+    config = json.loads((tmp_path / "in/config.json").read_text())
+    theirs = {key: config.pop(key) for key in ("rope_theta", "rope_scaling")}
+    (tmp_path / "in/config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    model = resolve_model(ModelSection(name=str(tmp_path / "in")), where=decoders.where)
+    export_model(model, load_params(model, tmp_path / "in").params, tmp_path / "out", source=tmp_path / "in")
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert "rope_parameters" not in written
+    assert written["rope_theta"] == 500.0
+    assert written["rope_scaling"] | {"rope_theta": 500.0} == theirs["rope_scaling"]
+    assert_same(torch_model, tmp_path / "out")
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_many_files_have_an_index(tmp_path, monkeypatch):
     monkeypatch.setattr(export_files, "SHARD_BYTES", 10_000)
     torch_model, model, params = a_decoder("phi3", tmp_path / "in")

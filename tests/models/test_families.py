@@ -23,12 +23,17 @@ from redco_cli.errors import ModelError
 from redco_cli.models.decoder import Decoder, abstract_params
 from redco_cli.models.families import covers, decoder_config, ignored, tensor_table, to_hf, to_params
 from redco_cli.models.families_read import FAMILIES
+from redco_cli.models.families_ropes import in_old_keys
 
 SHORT = {"max_position_embeddings": 8}
 LONG_FACTORS = {"short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
 YARN_SHARPNESS = {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False, "beta_fast": 4.0}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
+
+
+def nonsense(rope_type, **settings):
+    return {"rope_type": rope_type, "factor": 4.0, **settings}
 
 
 def scaled(rope_type, **settings):
@@ -71,6 +76,7 @@ FEATURE_CASES = [
     ("gpt_neox", {"rotary_pct": 1.0, "tie_word_embeddings": True}),
     ("opt", {"enable_bias": False}),
     ("opt", {"_remove_final_layer_norm": True, "tie_word_embeddings": False}),
+    ("opt", {"_remove_final_layer_norm": True, "do_layer_norm_before": False}),
     ("bloom", {"n_head": 4}),
     ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": 4, "hidden_size": 48}),
     ("phi3", {"original_max_position_embeddings": 8, "rope_scaling": {"type": "longrope", **LONG_FACTORS}}),
@@ -79,7 +85,8 @@ FEATURE_CASES = [
     ("starcoder2", {"use_bias": False, "sliding_window": 3, "tie_word_embeddings": False}),
     ("smollm3", {"use_sliding_window": True, "sliding_window": 3}),
     ("granite", {"logits_scaling": 2.0, "attention_bias": True, "mlp_bias": True}),
-    ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "num_attention_heads": 12}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "multi_query": False}),
     ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1}),
 ]
 """What is often forgotten."""
@@ -262,20 +269,127 @@ def test_what_no_family_has_is_refused(family, key, value, reason):
         ("vocab_size", None, "vocab_size must be a positive number, not None"),
         ("head_dim", -8, "head_dim must be a positive number, not -8"),
         ("rms_norm_eps", None, "rms_norm_eps must be a number, not None"),
-        ("partial_rotary_factor", 0.25, "1 dims of a head cannot turn in pairs"),
+        ("rms_norm_eps", float("nan"), "rms_norm_eps must be a number, not nan"),
+        ("qwen2 layer_types", 2, "layer_types must be a list, not 2"),
+        ("smollm3 no_rope_layers", 2, "no_rope_layers must be a list, not 2"),
+        ("rope_theta", 0, "rope_theta must be above 0, not 0"),
+        ("rope_theta", None, "rope_theta must be a number, not None"),
+        ("mistral rope_scaling", "linear", "rope_scaling must be a mapping, not 'linear'"),
         ("rope_scaling", {"rope_type": "linear"}, "rope_scaling of type linear is damaged: KeyError('factor')"),
+        (
+            "rope_scaling",
+            {"rope_type": "linear", "factor": "2"},
+            """rope_scaling of type linear is damaged: TypeError("factor must be a number, not '2'")""",
+        ),
+        (
+            "rope_scaling",
+            nonsense("linear", factor=0),
+            "rope_scaling of type linear makes no sense: factor must be positive, not 0",
+        ),
+        (
+            "rope_scaling",
+            nonsense("llama3", **LLAMA3 | {"low_freq_factor": 4.0}),
+            "rope_scaling of type llama3 makes no sense: high_freq_factor must be above low_freq_factor",
+        ),
+        (
+            "rope_scaling",
+            nonsense("yarn", beta_fast=-1.0),
+            "rope_scaling of type yarn makes no sense: rope_theta must be above 1, beta_fast and beta_slow positive",
+        ),
+        (
+            "rope_scaling",
+            nonsense("linear", rope_theta=5.0),
+            "rope_theta is 10000, and 5.0 in rope_scaling",
+        ),
+        ("phi3 partial_rotary_factor", 0.25, "1 dims of a head cannot turn in pairs"),
+        ("gptj rotary_dim", 3, "3 of 4 dims cannot turn in pairs"),
+        ("gptj rotary_dim", 6, "6 of 4 dims cannot turn in pairs"),
+        ("gemma2 query_pre_attn_scalar", 0, "query_pre_attn_scalar must be above 0, not 0"),
+        ("gemma2 attn_logit_softcapping", "50", "attn_logit_softcapping must be a number, not '50'"),
+        ("gemma2 final_logit_softcapping", 0.0, "final_logit_softcapping must be above 0, not 0"),
+        ("granite logits_scaling", 0.0, "logits_scaling must be above 0, not 0"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(key, value, problem):
-    place, text, remedy = refusal("llama", **{key: value}).partition(problem)
+    *family, key = key.split()
+    place, text, remedy = refusal(*family or ["llama"], **{key: value}).partition(problem)
     assert (place, text) == (f"recipe.yaml:3: {key}: ", problem)
     assert remedy in ("\n  -> correct it", "\n  -> correct the config", f"\n  -> correct {key}")
+
+
+NEW_KEYS = [
+    ("llama", {"rope_theta": 500.0}, {"rope_type": "default", "rope_theta": 500.0}),
+    ("qwen2", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, {"rope_type": "linear", "factor": 2.0}),
+    ("olmo2", {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"rope_type": "linear", "factor": 2.0}),
+    (
+        "gpt_neox",
+        {"rotary_pct": 1.0, "rotary_emb_base": 300},
+        {"rope_type": "default", "rope_theta": 300, "partial_rotary_factor": 1.0},
+    ),
+    (
+        "phi3",
+        {
+            "rope_scaling": {"type": "longrope", **LONG_FACTORS},
+            "partial_rotary_factor": 0.5,
+            "hidden_size": 48,
+            "original_max_position_embeddings": 8,
+        },
+        {"rope_type": "longrope", "partial_rotary_factor": 0.5, "original_max_position_embeddings": 8, **LONG_FACTORS},
+    ),
+    (
+        "gemma3_text",
+        {"rope_theta": 70.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 50.0},
+        {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 70.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("family", "old", "new"), NEW_KEYS)
+def test_ropes_as_transformers_5_writes_them_are_those_of_4(family, old, new):
+    """Reading gives one decoder config, and what is written has the old keys, which both versions read."""
+    sizes = {key: value for key, value in old.items() if key in ("hidden_size", "original_max_position_embeddings")}
+    theirs, ours = hf_config(family, **old), hf_config(family, **sizes, rope_parameters=new)
+    assert decoder_config(ours, where=where) == decoder_config(theirs, where=where)
+    assert decoder_config(ours, where=where) != decoder_config(hf_config(family, **sizes), where=where)
+    assert in_old_keys(ours, where=where).to_dict() == theirs.to_dict()
+    assert ours.rope_parameters == new
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "problem"),
+    [
+        ("llama", {"full_attention": {"rope_theta": 3.0}}, "all layers have the same rotary positions"),
+        (
+            "llama",
+            {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 8},
+            "is not max_position",
+        ),
+        ("gemma3_text", {"rope_type": "default"}, "KeyError('sliding_attention')"),
+        ("phi3", {"rope_type": "longrope", "factor": 2.0, **LONG_FACTORS}, "longrope has a factor"),
+        ("gpt2", {"rope_theta": 3.0}, "nothing here computes it"),
+    ],
+)
+def test_ropes_that_the_old_keys_cannot_say_are_refused(family, given, problem):
+    text = refusal(family, rope_parameters=given)
+    assert text.startswith("recipe.yaml:3: rope_parameters: ")
+    assert problem in text
+
+
+def test_rope_parameters_do_not_contradict_rope_scaling():
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    text = refusal("llama", rope_scaling=scaling, rope_parameters=scaling | {"factor": 3.0})
+    assert "ValueError(\"rope_scaling is {'rope_type': 'linear', 'factor': 2.0}\")" in text
 
 
 @pytest.mark.parametrize(
     ("key", "value", "problem"),
     [
         ("hidden_act", "laplace", "there is no activation 'laplace'"),
+        ("hidden_act", ["silu"], "there is no activation ['silu']"),
+        ("partial_rotary_factor", 0.5, "llama turns all dims of a head, not 0.5 of them"),
         ("rope_scaling", {"rope_type": "spiral"}, "rope_scaling has the unknown type 'spiral'"),
         (
             "rope_scaling",
@@ -286,6 +400,19 @@ def test_a_setting_that_makes_no_sense_is_refused(key, value, problem):
 )
 def test_an_unknown_choice_is_refused(key, value, problem):
     assert refusal("llama", **{key: value}).splitlines()[0] == f"recipe.yaml:3: {key}: {problem}"
+
+
+def test_falcons_key_heads_must_be_those_of_its_architecture():
+    assert refusal("falcon", multi_query=False, num_kv_heads=2) == (
+        "recipe.yaml:3: num_kv_heads: without multi_query there are 6 of them, not 2\n  -> correct the config"
+    )
+
+
+def test_blooms_sums_without_biases_are_refused():
+    assert refusal("bloom", slow_but_exact=True, pretraining_tp=2) == (
+        "recipe.yaml:3: slow_but_exact: bloom with slow_but_exact: true is not supported: biases are added, which "
+        "transformers then leaves out\n  -> choose a model without this setting"
+    )
 
 
 def test_mixed_layers_of_experts_are_refused():
@@ -304,7 +431,9 @@ def test_what_hub_configs_hold_besides_is_no_obstacle():
         ("gptj", {"rotary": True, "n_ctx": 1024, "gradient_checkpointing": False, "scale_attn_weights": True}),
         ("llama", {"pretraining_tp": 2, "torch_dtype": "bfloat16", "_name_or_path": "x"}),
         ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
+        ("llama", {"is_decoder": True, "activation": "swiglu", "_flash_attn_2_enabled": True}),
         ("qwen2", {"use_mrope": False}),
+        ("mixtral", {"layer_types": ["full_attention"] * 2, "original_max_position_embeddings": 8}),
         ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "auto_map": {"AutoConfig": "x"}}),
         ("starcoder2", {"mlp_type": "default", "norm_type": "layer_norm", "activation_function": "gelu"}),
         ("smollm3", {"max_window_layers": 28}),

@@ -1,5 +1,6 @@
 """Runs of several processes on this machine, for tests: each is `worker.py` with the plain environment."""
 
+import json
 import os
 import socket
 import subprocess
@@ -7,10 +8,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
+from redco_cli.run import predict, train
+from redco_cli.training.checkpoint import Checkpoints
 from redco_cli.training.metrics import read_records
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -40,9 +46,15 @@ def free_port() -> int:
 
 
 def start(
-    arguments: Sequence[str], process: int, processes: int, port: int, devices: int = 1, **environment: str
+    arguments: Sequence[str],
+    process: int,
+    processes: int,
+    port: int,
+    devices: int = 1,
+    log: IO[str] | int = subprocess.PIPE,
+    **environment: str,
 ) -> subprocess.Popen[str]:
-    """Starts one process in the working directory."""
+    """Starts one process in the working directory; `log` takes what it says besides results."""
     own = {
         "REDCO_NUM_PROCESSES": str(processes),
         "REDCO_PROCESS_ID": str(process),
@@ -54,7 +66,7 @@ def start(
         [sys.executable, str(WORKER), *arguments],
         env={**os.environ, **own, **environment},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=log,
         text=True,
     )
 
@@ -96,3 +108,48 @@ def same(directory: str, expected: str, *, after: int = -1) -> None:
     for key, values in theirs.items():
         for name in set(COMPARED) & values.keys():
             assert mine[key][name] == pytest.approx(values[name], rel=1e-5), (key, name)
+
+
+def params_of(directory: str, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint by its path: parameters, optimizer state, counters."""
+    checkpoints = Checkpoints(Path(directory).resolve(), 99, "min")
+    sharding, handler = jax.sharding.SingleDeviceSharding(jax.devices()[0]), ocp.StandardCheckpointHandler()
+    trees = {name: handler.metadata(checkpoints.path(step) / name).tree for name in ("params", "training")}
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), trees)
+    restored = checkpoints._restore(step, **abstract)
+    leaves = jax.tree_util.tree_leaves_with_path({name: restored[name] for name in abstract})
+    checkpoints.close()
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def exact(directory: str, expected: str, step: int) -> None:
+    """Every record but what a clock measured, and the state after the last step: bit for bit."""
+    timed = ("time", "examples_per_second", "tokens_per_second", "input_wait")
+    mine, theirs = records(directory), records(expected)
+    assert list(mine) == list(theirs)
+    for key, values in theirs.items():
+        for name in values.keys() - set(timed):
+            assert mine[key][name] == values[name], (key, name)
+    found, wanted = params_of(directory, step), params_of(expected, step)
+    assert found.keys() == wanted.keys()
+    assert len(wanted) > 8
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def equal_to_one(mesh: str, processes: int, devices: int, *overrides: str) -> None:
+    """Trains, evaluates, predicts and continues on several processes, and compares with one."""
+    train("recipe.yaml", ["output_dir=one", *overrides])
+    predicted = predict("one", output="one.jsonl").read_text()
+    assert len({json.dumps(json.loads(line)["prediction"]) for line in predicted.splitlines()}) > 1
+    run_several(["train", "recipe.yaml", "output_dir=many", f"mesh={mesh}", *overrides], processes, devices)
+    same("many", "one")
+    run_several(["predict", "many"], processes, devices)
+    assert Path("many/predictions/eval_examples.jsonl").read_text() == predicted
+    assert predict("many", ["mesh={data: 1}"], output="many.jsonl").read_text() == predicted
+    # What several saved one process continues, and the other way round.
+    train("recipe.yaml", ["output_dir=back", "checkpoint.resume=many/checkpoint-8", *overrides])
+    same("back", "one", after=8)
+    forth = ["output_dir=forth", "checkpoint.resume=one/checkpoint-8", f"mesh={mesh}", *overrides]
+    run_several(["train", "recipe.yaml", *forth], processes, devices)
+    same("forth", "one", after=8)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from several import Ended, ended, free_port, records, run_several, same, start
+from several import Ended, ended, equal_to_one, free_port, records, run_several, same, start
 
 from redco_cli.run import predict, train
 
@@ -22,24 +22,6 @@ SPANNING = [
 ]
 
 
-def equal_to_one(mesh: str, processes: int, devices: int, *overrides: str) -> None:
-    """Trains, evaluates, predicts and continues on several processes, and compares with one."""
-    train("recipe.yaml", ["output_dir=one", *overrides])
-    predicted = predict("one", output="one.jsonl").read_text()
-    assert len({json.loads(line)["prediction"] for line in predicted.splitlines()}) > 1
-    run_several(["train", "recipe.yaml", "output_dir=many", f"mesh={mesh}", *overrides], processes, devices)
-    same("many", "one")
-    run_several(["predict", "many"], processes, devices)
-    assert Path("many/predictions/eval_examples.jsonl").read_text() == predicted
-    assert predict("many", ["mesh={data: 1}"], output="many.jsonl").read_text() == predicted
-    # What several saved one process continues, and the other way round.
-    train("recipe.yaml", ["output_dir=back", "checkpoint.resume=many/checkpoint-8", *overrides])
-    same("back", "one", after=8)
-    forth = ["output_dir=forth", "checkpoint.resume=one/checkpoint-8", f"mesh={mesh}", *overrides]
-    run_several(["train", "recipe.yaml", *forth], processes, devices)
-    same("forth", "one", after=8)
-
-
 @pytest.mark.usefixtures("project")
 def test_two_processes_equal_one() -> None:
     """The batch over both, and each parameter: every collective crosses between them."""
@@ -51,6 +33,9 @@ def test_two_processes_equal_one() -> None:
     assert predict("many", ["mesh={data: 1}"], output="many.jsonl").read_text() == predicted
     assert [end.out.startswith("TrainResult") for end in ends] == [True, False]
     assert "process 1 of 2, coordinator localhost:" in ends[1].err
+    for said in ("compiling train step", "step 6/6", "eval 6/6"):  # how far all have come is said once
+        assert said in ends[0].err
+        assert said not in ends[1].err
     assert sorted(path.name for path in Path("many").iterdir()) == sorted(path.name for path in Path("one").iterdir())
 
 
@@ -66,6 +51,33 @@ def test_two_processes_equal_one_on_every_mesh(mesh: str) -> None:
 @pytest.mark.parametrize("mesh", ["{data: 4}", "{tensor: 4}", "{fsdp: 2, tensor: 2}"])
 def test_four_processes_equal_one(mesh: str) -> None:
     equal_to_one(mesh, 4, 1, "train.micro_batch_size=4")
+
+
+RUN_FN = """
+
+def run_fn(run):
+    import jax, jax.numpy as jnp
+    while run.step < 12:
+        before = jax.tree.map(jnp.copy, run.params)
+        run.train(steps=3)
+        averaged = jax.tree.map(lambda a, b: (a + b) / 2, before, run.params)
+        averaged["output"]["bias"] = np.zeros(3)  # the same on each process, and of another type
+        run.params = averaged
+        run.log({"first": run.predict()[0]})
+        if run.step < 12:  # the recipe's own evaluation is at the end
+            run.evaluate()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["{data: 2, fsdp: 2}", "{fsdp: 2, tensor: 2}"])
+def test_parameters_that_are_assigned_may_span_processes(project: Path, mesh: str) -> None:
+    (project / "plugin.py").write_text((project / "plugin.py").read_text() + RUN_FN)
+    apart = ["eval.every=100", "checkpoint.every=100"]
+    train("recipe.yaml", ["output_dir=one", *apart])
+    run_several(["train", "recipe.yaml", "output_dir=many", f"mesh={mesh}", *apart], 2, 2)
+    same("many", "one")
+    assert [kind for kind, _ in records("many")].count("eval") == 4
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from redco_cli.console import note, print_error
+from redco_cli.console import hush, note, print_error
 from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
 from redco_cli.recipe.load import find_run, load_recipe
 from redco_cli.runtime.processes import joined
@@ -13,7 +13,7 @@ from redco_cli.runtime.processes import joined
 def main(command: str, target: str, overrides: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
     try:
-        with joined(load_recipe(find_run(target)[0], overrides), note, print_error):
+        with joined(load_recipe(find_run(target)[0], overrides), note, print_error, hush):
             from redco_cli import run
 
             print(run.train(target, overrides) if command == "train" else run.predict(target, overrides))

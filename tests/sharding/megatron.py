@@ -197,11 +197,24 @@ def _family(name: str) -> dict[str, Variant]:
     if family in ("mistral", "gemma"):
         heads = 2 if family == "mistral" else 1
         return {"kv by heads": Variant({**_kv(heads), **_TRANSFORMER}), "kv inside heads": Variant(_TRANSFORMER)}
-    if family in ("resnet", "regnet"):
+    if family == "resnet":
         stored: Table = {"classifier/.*kernel": (X, T), "kernel": (X, X, X, T)}
         return {"whole": Variant({}, reference=False), "gathered": Variant({}, stored)}
+    if family == "regnet":
+        shortcuts: Table = {"stages/1/.*shortcut/convolution/kernel": (X, X, X, T)}
+        return {"pairs": Variant(_REGNET), "pairs and shortcuts": Variant({**_REGNET, **shortcuts})}
     return {"megatron": Variant(_TRANSFORMER)}
 
+
+_REGNET: Table = {
+    "layer/[01]/convolution/kernel": (X, X, X, T),
+    "layer/[01]/normalization/(?:scale|bias|mean|var)": (T,),
+    "layer/2/attention/0/kernel": (X, X, T, X),
+    "layer/2/attention/2/kernel": (X, X, X, T),
+    "layer/2/attention/2/bias": (T,),
+    "layer/3/convolution/kernel": (X, X, T, X),
+}
+"""Each block as a pair: from its first convolution to its last, the channels are those of groups."""
 
 # Our decoder: layers are stacked, a kernel is [layers, in, out], experts are [layers, experts, in, out].
 

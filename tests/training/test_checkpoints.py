@@ -1,6 +1,7 @@
 """Checkpoints on a disk that fails: damaged, full, or cut off while it was written."""
 
 import contextlib
+import errno
 import gc
 import json
 import resource
@@ -9,7 +10,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from tiny import assert_same_run, damages, files, final_state, put, recorded, write_project
 
@@ -19,6 +23,7 @@ from redco_cli.run import predict, train
 from redco_cli.training.checkpoint import Checkpoints, Meta
 from redco_cli.training.integrity import MANIFEST_NAME, damage, seal
 from redco_cli.training.resume import find_start
+from redco_cli.training.state import TrainState, new_state
 
 HARMLESS = ("_CHECKPOINT_METADATA", "commit_success.txt")
 """What orbax writes after the manifest: nothing of it is restored."""
@@ -164,6 +169,8 @@ def test_a_manifest_tells_what_changed(tmp_path: Path) -> None:
     (tmp_path / "a" / "one").write_bytes(b"12346")
     assert damage(tmp_path) == "a/one holds other bytes than were written"
     assert damage(tmp_path, ("two",)) is None
+    shares = [damage(tmp_path, share=slice(process, None, 2)) for process in range(2)]
+    assert shares == ["a/one holds other bytes than were written", None]
     (tmp_path / "a" / "one").write_bytes(b"1234")
     assert damage(tmp_path) == "a/one has 4 bytes of 5"
     (tmp_path / "a" / "one").write_bytes(b"12345")
@@ -173,6 +180,78 @@ def test_a_manifest_tells_what_changed(tmp_path: Path) -> None:
     assert damage(tmp_path) == "manifest.json is no manifest"
     (tmp_path / MANIFEST_NAME).unlink()
     assert damage(tmp_path) == "manifest.json is missing"
+
+
+META = Meta(5, None, None, False, {})
+
+
+def state_of(value: float) -> TrainState:
+    return jax.device_put(new_state({"w": jnp.full(3, value)}, frozenset(), optax.adam(1.0)), jax.devices()[0])
+
+
+def value_in(directory: Path) -> float:
+    """What the newest checkpoint holds, as another process finds it."""
+    checkpoints = Checkpoints(directory, 3, "min")
+    assert checkpoints.steps() == [5]
+    assert checkpoints.damage(5) is None
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state_of(0)
+    )
+    restored = checkpoints.restore(5, abstract)
+    assert checkpoints.meta(5) == META
+    return float(restored.params["w"][0])
+
+
+def test_a_save_that_replaces_another_leaves_one_whole_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is renamed, before and after it another process finds one of the two, whole."""
+    checkpoints, rename, found = Checkpoints(tmp_path, 3, "min"), Path.rename, []
+
+    def watched(self: Path, target: Path) -> Path:
+        found.append(value_in(tmp_path))
+        moved = rename(self, target)
+        found.append(value_in(tmp_path))
+        return moved
+
+    checkpoints.save(state_of(1.0), META)
+    checkpoints.save(state_of(7.0), META)
+    checkpoints.wait()
+    assert value_in(tmp_path) == 1.0  # it is saved already
+    monkeypatch.setattr(Path, "rename", watched)
+    checkpoints.save(state_of(2.0), META, replace=True)
+    checkpoints.save(state_of(3.0), META, replace=True)
+    checkpoints.close()
+    assert found == [2.0] * 4 + [3.0] * 4
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+    assert value_in(tmp_path) == 3.0
+
+
+def test_a_replacement_that_was_killed_or_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, 3, "min")
+    checkpoints.save(state_of(1.0), META)
+    checkpoints.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr("redco_cli.training.checkpoint.seal", full_disk)
+        checkpoints.save(state_of(2.0), META, replace=True)
+        with pytest.raises(RedcoError, match=r"checkpoint-5: cannot be written: No space .* before it: checkpoint-5\n"):
+            checkpoints.wait()
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+        assert value_in(tmp_path) == 1.0
+    checkpoints.save(state_of(3.0), META, replace=True)
+    checkpoints._checkpointer.wait_until_finished()  # and is killed then
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-5", "checkpoint-5.new"}
+    assert value_in(tmp_path) == 3.0
+    following = Checkpoints(tmp_path, 3, "min")
+    following.sweep()
+    following.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+    assert value_in(tmp_path) == 3.0
+    checkpoints.close()
+
+
+def full_disk(_directory: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @contextlib.contextmanager
@@ -215,6 +294,7 @@ def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pyte
     assert_same_run("run", "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:coroutine 'async_serialize:RuntimeWarning")
 def test_a_full_disk(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real one, where the tests may mount it: the error says so, and with room the run ends as it should."""

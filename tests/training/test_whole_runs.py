@@ -293,7 +293,9 @@ def test_too_little_memory_is_an_error_of_the_device(where: str, monkeypatch: py
         monkeypatch.setattr(Program, "__call__", exhausted)
     with pytest.raises(RedcoError) as refused:
         train("recipe.yaml", ["eval.at_start=false"])
-    assert str(refused.value) == (
-        "training: the device has too little memory: RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.\n"
-        "  -> lower train.micro_batch_size or data.max_length, set model.dtype: bfloat16 or train.remat: full"
+    problem, _, remedies = str(refused.value).partition("\n  -> ")
+    assert problem.startswith(
+        "training: the devices ran out of memory: Out of memory allocating 17179869184 bytes\n"
+        "  by plan one device needs "
     )
+    assert "saves about" in remedies

@@ -1,0 +1,284 @@
+"""Examples without a length: shuffled within a buffer, and read on from any place without what came before it.
+
+An epoch numbers the examples of the source 0, 1, 2, ... Draw d takes place p(seed, epoch, d) of a buffer of B examples:
+the one that is there comes out, and number B + d takes its place. When the source has ended, what is left in the buffer
+comes out in a random order. So the seed alone decides which numbers are in the buffer at any time, and to continue,
+only these must be read again: the oldest is about B·ln B back, however much was read before. A source that can be
+opened at a bookmark is opened at the last one before that number; any other is read from its start.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeGuard
+
+import numpy as np
+
+from redco_cli.data.examples import Example
+from redco_cli.errors import DataError
+
+_DRAWS = 2**14  # of one table of places
+_BOOKMARKS = 128
+_MARKS = 64  # steps, of which few are ahead of the one that trains
+_LEAST_SPACING = 64
+_BACK = (0, 1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32)
+"""How many buffers back a save keeps a bookmark; the oldest of 10 000 examples is 9 to 14 back."""
+Bookmark = tuple[int, int, Any]
+"""An epoch, the number of an example of the source, and what opens the source there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in the stream.
+
+    Attributes:
+        epoch: from 0.
+        given: examples of this epoch that came out.
+        length: examples of the source in this epoch; None as long as its end was not met.
+    """
+
+    epoch: int = 0
+    given: int = 0
+    length: int | None = None
+
+
+@dataclass
+class Journal:
+    """Where a stream was before each step, and bookmarks to get there. Read and written by different threads.
+
+    Attributes:
+        seed: of the order that it is about; None before one was begun.
+        size: of the buffer.
+    """
+
+    seed: int | None = None
+    size: int = 0
+    _marks: dict[int, Place] = field(default_factory=dict)
+    _bookmarks: deque[Bookmark] = field(default_factory=lambda: deque(maxlen=_BOOKMARKS))
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, seed: int, size: int) -> None:
+        """Forgets what is about another order."""
+        with self._lock:
+            if (self.seed, self.size) != (seed, size):
+                self.seed, self.size = seed, size
+                self._marks.clear()
+                self._bookmarks.clear()
+
+    def mark(self, step: int, place: Place) -> None:
+        """Notes the place before a step."""
+        with self._lock:
+            self._marks[step] = place
+            self._marks.pop(step - _MARKS, None)
+
+    def place(self, step: int) -> Place | None:
+        """The place before a step; None when it is not known."""
+        with self._lock:
+            return self._marks.get(step)
+
+    def add(self, bookmark: Bookmark) -> None:
+        """Notes a bookmark."""
+        with self._lock:
+            self._bookmarks.append(bookmark)
+
+    def before(self, epoch: int, number: int) -> Bookmark:
+        """The last bookmark at or before an example of an epoch; else its start."""
+        with self._lock:
+            known = [one for one in self._bookmarks if one[0] == epoch and one[1] <= number]
+        return max(known, key=lambda one: one[1], default=(epoch, 0, None))
+
+    def saved(self, step: int) -> dict[str, Any] | None:
+        """The place before a step and the bookmarks to get there, as plain data; None when it is not known.
+
+        Which one is needed is worked out when they are: a save must not wait for that.
+        """
+        place = self.place(step)
+        if place is None:
+            return None
+        read = place.given + self.size if place.length is None else place.length
+        near = [self.before(place.epoch, read - back * max(self.size, 1)) for back in _BACK]
+        bookmarks = {number: bookmark for _, number, bookmark in near if bookmark is not None}
+        saved = {"seed": self.seed, "size": self.size, "bookmarks": [[*one] for one in bookmarks.items()]}
+        return {**saved, "epoch": place.epoch, "given": place.given, "length": place.length}
+
+    def load(self, step: int, saved: Mapping[str, Any]) -> None:
+        """Takes over what `saved` returned before."""
+        self.begin(saved["seed"], saved["size"])
+        self.mark(step, Place(saved["epoch"], saved["given"], saved["length"]))
+        for number, bookmark in saved["bookmarks"][::-1]:
+            self.add((saved["epoch"], number, bookmark))
+
+
+class Opened(Protocol):
+    """A source that is being read."""
+
+    def __iter__(self) -> Iterator[Example]: ...
+
+    def bookmark(self) -> Any:
+        """What opens the source behind the example that came last, as plain data; None when that cannot be."""
+        ...
+
+
+class Marked(Protocol):
+    """A source that can be opened at a bookmark."""
+
+    journal: Journal
+
+    def __iter__(self) -> Iterator[Example]: ...
+
+    def open(self, bookmark: Any) -> Opened:
+        """Begins to read: at a bookmark, or for None at the start."""
+        ...
+
+
+def is_marked(examples: Any) -> TypeGuard[Marked]:
+    """Whether examples can be opened at a bookmark."""
+    return isinstance(getattr(examples, "journal", None), Journal)
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which example comes out when.
+
+    Attributes:
+        seed: of all epochs.
+        size: of the buffer, B; 0 does not shuffle.
+    """
+
+    seed: int
+    size: int
+
+    def places(self, epoch: int, start: int) -> Iterator[int]:
+        """The place of each draw of an epoch, from one on, for ever."""
+        for table in itertools.count(start // _DRAWS):
+            yield from self._table(epoch, table)[max(start - table * _DRAWS, 0) :].tolist()
+
+    def rest(self, epoch: int, count: int) -> list[int]:
+        """The order in which the `count` examples come out that are left when the source has ended."""
+        places: list[int] = random_of(self.seed, epoch).permutation(count).tolist()
+        return places
+
+    def draws(self, place: Place) -> int:
+        """How many draws were made, apart from what was left."""
+        return place.given if place.length is None else min(place.given, max(place.length - self.size, 0))
+
+    def held(self, epoch: int, draws: int) -> list[int]:
+        """The number of the example in each place of the buffer after so many draws of an epoch."""
+        held, empty = np.full(self.size, -1), self.size
+        for table in range((draws - 1) // _DRAWS, -1, -1):
+            first = table * _DRAWS
+            places = self._table(epoch, table)[: draws - first]
+            unset = held[places] < 0
+            np.maximum.at(held, places[unset], (self.size + first + np.arange(len(places)))[unset])
+            empty -= len(np.unique(places[unset]))
+            if not empty:
+                break
+        numbers: list[int] = np.where(held < 0, np.arange(self.size), held).tolist()
+        return numbers
+
+    def _table(self, epoch: int, table: int) -> np.ndarray:
+        return _table(self.seed, epoch, table, self.size)
+
+
+@functools.lru_cache(maxsize=4)
+def _table(seed: int, epoch: int, table: int, size: int) -> np.ndarray:
+    return random_of(seed, epoch, table + 1).randint(size, size=_DRAWS)  # [seed, epoch, 0] is [seed, epoch] to numpy
+
+
+def random_of(*entropy: int) -> np.random.RandomState:
+    """Random numbers that are the same under any version of numpy, which its newer generators do not promise."""
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
+
+
+class Reading:
+    """A stream that is being read: one epoch after the other, for ever.
+
+    Attributes:
+        place: where it is.
+    """
+
+    def __init__(self, examples: Iterable[Example], order: Order, spacing: int, start: Place | None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            examples: an iterable that starts afresh each time; one with a journal has its bookmarks there.
+            order: in which they come out.
+            spacing: at least so many examples lie between two bookmarks.
+            start: where to begin; None at the start.
+        """
+        self.place = start or Place()
+        self._examples, self._order = examples, order
+        self._spacing = max(spacing, order.size // 4, _LEAST_SPACING)
+
+    def __iter__(self) -> Iterator[Example]:
+        while True:
+            epoch = self.place.epoch
+            for example in self._shuffled() if self._order.size else self._plain():
+                self.place = replace(self.place, given=self.place.given + 1)
+                yield example
+            if not self.place.given:
+                problem = f"the stream holds no examples in epoch {epoch}"
+                raise DataError("data.train", problem, "return an object whose __iter__ starts afresh each time")
+            self.place = Place(epoch + 1)
+
+    def _plain(self) -> Iterator[Example]:
+        """The rest of an epoch in the order of the source."""
+        number, source = self._open(self.place.given)
+        return itertools.islice(source, self.place.given - number, None)
+
+    def _shuffled(self) -> Iterator[Example]:
+        """The rest of an epoch."""
+        start, order = self.place, self._order
+        source, buffer = self._refilled() if start.given else self._filled()
+        if start.length is None:
+            for place, example in zip(order.places(start.epoch, start.given), source, strict=False):
+                yield buffer[place]
+                buffer[place] = example
+            self.place = replace(self.place, length=len(buffer) + self.place.given)
+        out = self.place.given - order.draws(self.place)
+        for place in order.rest(start.epoch, len(buffer))[out:]:
+            yield buffer[place]
+
+    def _filled(self) -> tuple[Iterator[Example], list[Example]]:
+        """The source behind the first examples of an epoch, and these."""
+        _, source = self._open(0)
+        return source, list(itertools.islice(source, self._order.size))
+
+    def _refilled(self) -> tuple[Iterator[Example], list[Example]]:
+        """The source where it is read on, and the buffer as it was.
+
+        Raises:
+            DataError: the source has become shorter.
+        """
+        draws = self._order.draws(self.place)
+        read = self._order.size + draws if self.place.length is None else self.place.length
+        numbers = self._order.held(self.place.epoch, draws)[:read]
+        first, source = self._open(min(numbers))
+        wanted = set(numbers)
+        kept = {
+            number: example for number, example in zip(range(first, read), source, strict=False) if number in wanted
+        }
+        if len(kept) < len(wanted):
+            problem = f"has fewer examples than when the run was saved: example {max(wanted)} is missing"
+            raise DataError("data.train", problem, "restore the data, or choose another output_dir for a new run")
+        return source, [kept[number] for number in numbers]
+
+    def _open(self, number: int) -> tuple[int, Iterator[Example]]:
+        """The source from an example at or before `number` on, and the number of that example."""
+        if not is_marked(self._examples):
+            return 0, iter(self._examples)
+        _, first, bookmark = self._examples.journal.before(self.place.epoch, number)
+        return first, self._noting(self._examples, self._examples.open(bookmark), self.place.epoch, first)
+
+    def _noting(self, examples: Marked, opened: Opened, epoch: int, number: int) -> Iterator[Example]:
+        """The examples of a source, with bookmarks noted among them."""
+        for example in opened:
+            yield example
+            number += 1
+            if number % self._spacing == 0 and (bookmark := opened.bookmark()) is not None:
+                examples.journal.add((epoch, number, bookmark))

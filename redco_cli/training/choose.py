@@ -1,0 +1,97 @@
+"""Which checkpoint: the one that a path names, or the first of several that is whole.
+
+A checkpoint is compared with its manifest before anything of it is used. One that is damaged is skipped with a warning
+when it was not asked for by name; when all are, nothing starts: a run must not begin anew beside what may be repaired.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from redco_cli.console import warn
+from redco_cli.errors import StorageError
+from redco_cli.recipe.load import shown
+from redco_cli.recipe.schema import Recipe
+from redco_cli.runtime.everyone import gathered
+from redco_cli.training.checkpoint import Checkpoints
+
+
+def own_checkpoints(directory: Path, recipe: Recipe) -> Checkpoints:
+    """The checkpoints of a run's output directory."""
+    return Checkpoints(directory, recipe.checkpoint.keep, recipe.eval.best_mode)
+
+
+def steps_of(checkpoints: Checkpoints) -> list[int]:
+    """The steps of the checkpoints that the first process sees; a network's file system may show others them later."""
+    steps: list[int] = gathered("checkpoints", checkpoints.steps())[0]
+    return steps
+
+
+def chosen(choice: str | Path, recipe: Recipe, where: str, words: str) -> tuple[Checkpoints, int]:
+    """The checkpoint that a path names; whether it is whole is not looked at.
+
+    Args:
+        choice: of a `checkpoint-<step>` directory.
+        recipe: says which metric is the best.
+        where: what gave it, for errors.
+        words: what else could have been given.
+
+    Raises:
+        StorageError: it names none.
+    """
+    path = Path(choice).resolve()
+    match = re.fullmatch(r"checkpoint-(\d+)", path.name)
+    checkpoints = own_checkpoints(path.parent, recipe)
+    if match is None or not checkpoints.path(int(match[1])).is_dir():
+        remedy = f"give {words}, or a directory such as runs/x/checkpoint-100"
+        raise StorageError(where, f"{choice} is no checkpoint", remedy)
+    return checkpoints, int(match[1])
+
+
+def first_whole(checkpoints: Checkpoints, steps: Sequence[int], items: Collection[str] = ()) -> int:
+    """The first of some checkpoints that is not damaged; those before it are skipped, with a warning.
+
+    Args:
+        checkpoints: where they are.
+        steps: in the order in which they are wanted; not empty.
+        items: what must be whole; default: everything.
+
+    Raises:
+        StorageError: all are damaged.
+    """
+    damaged: list[str] = []
+    for step in steps:
+        problem = checkpoints.damage(step, items)
+        name = checkpoints.path(step).name
+        if problem is None:
+            for skipped in damaged:
+                warn(f"{skipped}; {name} is taken instead")
+            return step
+        checkpoints.skip(step)
+        damaged.append(f"{shown(checkpoints.path(step))} is damaged: {problem}")
+    remedy = "restore one from a copy, or move all of them away to start anew"
+    raise StorageError(shown(checkpoints.directory), f"no checkpoint is whole: {'; '.join(damaged)}", remedy)
+
+
+def skip_nameless(checkpoints: Checkpoints) -> None:
+    """Skips, with a warning, the checkpoints that cannot say what they are: none could be ranked beside them."""
+    for step in steps_of(checkpoints):
+        problem = checkpoints.damage(step, ("meta",))
+        if problem is not None:
+            warn(f"{shown(checkpoints.path(step))} is damaged: {problem}; it counts no longer")
+            checkpoints.skip(step)
+
+
+def refuse_damage(checkpoints: Checkpoints, step: int, items: Collection[str] = ()) -> None:
+    """Refuses a checkpoint that was asked for by name and is damaged.
+
+    Raises:
+        StorageError: naming another.
+    """
+    problem = checkpoints.damage(step, items)
+    if problem is not None:
+        others = [shown(checkpoints.path(other)) for other in checkpoints.steps() if other != step]
+        remedy = f"choose another, such as {others[-1]}" if others else "restore it from a copy"
+        raise StorageError(shown(checkpoints.path(step)), f"is damaged: {problem}", remedy)

@@ -1,0 +1,156 @@
+"""Where parameters come from: a run's own checkpoint, that of another run, saved weights, or a random number.
+
+`model.params` comes before the weights of `model.name`, which are not read then. Parameters of another run must be
+those of the model: one by one the same paths and shapes, on whatever mesh they were saved. Only they are taken;
+optimizer state, step and data begin anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from redco_cli.errors import ModelError, StorageError
+from redco_cli.job import Job
+from redco_cli.models.initial import check_initial, initial_params
+from redco_cli.placement import Placement
+from redco_cli.plugin.contract import Params
+from redco_cli.recipe.load import LoadedRecipe, shown
+from redco_cli.recipe.paths import find_params
+from redco_cli.training.checkpoint import Checkpoints
+from redco_cli.training.choose import chosen, first_whole, own_checkpoints, refuse_damage, skip_nameless, steps_of
+
+_ITEMS = ("params",)
+_NAMED = 8
+_KEY = "model.params"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A checkpoint whose parameters are taken, and nothing else.
+
+    Attributes:
+        checkpoints: where it is.
+        step: which one.
+        where: what asked for it, for errors.
+    """
+
+    checkpoints: Checkpoints
+    step: int
+    where: str
+
+    @property
+    def name(self) -> str:
+        """Its path, for a person."""
+        return shown(self.checkpoints.path(self.step))
+
+
+def find_given(loaded: LoadedRecipe) -> Given | None:
+    """The checkpoint that `model.params` names, or the newest whole one of the run that it names; None without.
+
+    Raises:
+        StorageError: it names neither, or what it names is damaged.
+    """
+    name, where = loaded.recipe.model.params, loaded.where(_KEY)
+    if name is None:
+        return None
+    path = find_params(name, loaded.directory)
+    checkpoints = own_checkpoints(path, loaded.recipe)
+    steps = steps_of(checkpoints)
+    if steps:
+        return Given(checkpoints, first_whole(checkpoints, steps[::-1], _ITEMS), where)
+    if path.is_dir() and not path.name.startswith("checkpoint-"):
+        remedy = "train that run first, or name another: its output directory, or a checkpoint-<step> in it"
+        raise StorageError(where, f"{name} holds no checkpoint", remedy)
+    checkpoints, step = chosen(path, loaded.recipe, where, "the output directory of a run")
+    refuse_damage(checkpoints, step, _ITEMS)
+    return Given(checkpoints, step, where)
+
+
+def check_first(job: Job, given: Given | None) -> None:
+    """Finds out what is wrong with the first parameters of a run from what files say of themselves: none is read.
+
+    Raises:
+        ModelError: they are not those of the model, or weights of `model.name` are missing or cut off.
+        StorageError: the checkpoint cannot be read.
+    """
+    if given is None:
+        check_initial(job.model, job.recipe.model)
+        return
+    wrong = given.checkpoints.misfits(given.step, job.model.abstract)
+    if wrong:
+        more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        problem = f"the parameters in {given.name} are not those of this model: {'; '.join(wrong[:_NAMED])}{more}"
+        remedy = "give the model the config and the implementation of that run, or leave model.params out"
+        raise ModelError(given.where, problem, remedy)
+
+
+def first_params(job: Job, placement: Placement, given: Given | None) -> tuple[Params, tuple[str, ...]]:
+    """The parameters to begin with, on the mesh.
+
+    Args:
+        job: its model.
+        placement: where they live.
+        given: the checkpoint to take them from; None for the weights of `model.name`, or else fresh ones.
+
+    Returns:
+        The parameters, and the paths of those that the weights of `model.name` lack and that were initialised.
+
+    Raises:
+        ModelError: they do not fit the model, or cannot be loaded.
+        StorageError: the checkpoint is damaged.
+    """
+    if given is None:
+        section, where = job.recipe.model, job.where
+        return initial_params(job.model, section, placement.params, seed=job.recipe.seed, where=where)
+    check_first(job, given)
+    return given.checkpoints.restore_params(given.step, _placed(job, placement)), ()
+
+
+def trained_params(
+    job: Job, placement: Placement, directory: Path, choice: str, where: str = "--checkpoint"
+) -> tuple[Params, str]:
+    """Parameters to predict with, on the mesh, and where they are from.
+
+    Args:
+        job: its model.
+        placement: where they live.
+        directory: the output directory of a run, which need not exist.
+        choice: `last`, `best`, or a `checkpoint-<step>` directory. Without any checkpoint, `last` means `model.params`,
+            or else the weights of `model.name`. Where the last or best one has damaged parameters, the next takes its
+            place.
+        where: what gave the choice, for errors.
+
+    Raises:
+        StorageError: there is no such checkpoint, or it is damaged, or all are.
+        ModelError: the parameters cannot be loaded, or are not those of the model.
+    """
+    section, own = job.recipe.model, own_checkpoints(directory.resolve(), job.recipe)
+    steps = steps_of(own)
+    if choice == "last" and not steps and (section.params is not None or section.name is not None):
+        given = find_given(job.loaded)
+        return first_params(job, placement, given)[0], str(section.name) if given is None else given.name
+    if choice not in ("last", "best"):
+        checkpoints, step = chosen(choice, job.recipe, where, "last, best")
+        refuse_damage(checkpoints, step, _ITEMS)
+        return checkpoints.restore_params(step, _placed(job, placement)), shown(checkpoints.path(step))
+    if choice == "best":
+        skip_nameless(own)
+    candidates = own.ranked() if choice == "best" else steps[::-1]
+    if not candidates:
+        problem = "holds no evaluated checkpoint" if steps else "holds no checkpoint"
+        raise StorageError(shown(directory), problem, "train first: redco train")
+    step = first_whole(own, candidates, _ITEMS)
+    return own.restore_params(step, _placed(job, placement)), shown(own.path(step))
+
+
+def _placed(job: Job, placement: Placement) -> Any:
+    """The parameters, abstractly, where they live."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        job.model.abstract,
+        placement.params,
+    )

@@ -1,0 +1,159 @@
+"""A signal at any moment of a run of one process, and what continues it: bit for bit the uninterrupted run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from several import exact, params_of
+
+from redco_cli.errors import RedcoError
+from redco_cli.run import predict, train
+
+COLLATES = """
+    import os, signal
+    seen = ctx.stage, [e["id"] for e in examples]
+    if os.environ.get("SIGNAL_AT") == str(seen):
+        os.kill(os.getpid(), signal.SIGTERM)
+"""
+SMALL = ["eval.batch_size=2", "data.workers=1"]
+
+
+@pytest.fixture
+def signalling(project: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A signal comes when the batch named by `SIGNAL_AT` is made."""
+    text = (project / "plugin.py").read_text()
+    (project / "plugin.py").write_text(text.replace("examples):\n    pass", f"examples):{COLLATES}"))
+    return monkeypatch
+
+
+def stopped(environment: pytest.MonkeyPatch, at: tuple[str, list[int]], *overrides: str) -> str:
+    """Trains until the signal; the text of the error."""
+    environment.setenv("SIGNAL_AT", str(at))
+    with pytest.raises(RedcoError) as refused:
+        train("recipe.yaml", [*SMALL, *overrides])
+    environment.delenv("SIGNAL_AT")
+    assert refused.value.exit_code == 75
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "last"),
+    [
+        ("predict", 12),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("eval", 4), ("eval", 12), ("predict", 4))),
+    ],
+)
+def test_an_evaluation_is_put_off(signalling: pytest.MonkeyPatch, stage: str, last: int) -> None:
+    """In the middle of a run and at its end, by the loss and by predictions."""
+    steps = ["train.steps=12", "eval.every=4" if last == 4 else "eval.every=12"]
+    train("recipe.yaml", [*SMALL, "output_dir=whole", *steps])
+    text = stopped(signalling, (stage, [12, 13]), *steps)
+    assert text.endswith(
+        f"run/checkpoint-{last}: stopped by a signal after step {last}; saved\n  -> run the same command to continue"
+    )
+    kinds = [(row["kind"], row["step"]) for row in map(json.loads, Path("run/metrics.jsonl").read_text().splitlines())]
+    assert kinds == [("train", step) for step in range(1, last + 1)]
+    assert json.loads(Path(f"run/checkpoint-{last}/meta/metadata").read_text())["put_off"] is True
+    assert stopped(signalling, (stage, [12, 13]), *steps) == text  # put off again
+    train("recipe.yaml", [*SMALL, *steps])
+    exact("run", "whole", 12)
+
+
+@pytest.mark.slow
+def test_nothing_is_saved_before_the_first_step(signalling: pytest.MonkeyPatch) -> None:
+    text = stopped(signalling, ("eval", [12, 13]), "eval.at_start=true")
+    assert text.startswith("training: stopped by a signal before its first step; nothing was to be saved")
+    assert not list(Path("run").glob("checkpoint-*"))
+    train("recipe.yaml", [*SMALL, "eval.at_start=true"])
+    train("recipe.yaml", [*SMALL, "eval.at_start=true", "output_dir=whole"])
+    exact("run", "whole", 12)
+
+
+def test_predictions_stop_between_two_batches_and_continue(signalling: pytest.MonkeyPatch) -> None:
+    train("recipe.yaml", ["train.steps=4"])
+    whole = predict("run", SMALL, output="whole.jsonl").read_text()
+    signalling.setenv("SIGNAL_AT", str(("predict", [12, 13])))
+    with pytest.raises(RedcoError, match=r"stopped by a signal after \d+ of 21 examples; kept") as refused:
+        predict("run", SMALL)
+    assert refused.value.exit_code == 75
+    signalling.delenv("SIGNAL_AT")
+    file = Path("run/predictions/eval_examples.jsonl")
+    kept = Path(f"{file}.partial").read_text()
+    assert 0 < kept.count("\n") < 21
+    assert kept.count("\n") % 2 == 0
+    assert f"after {kept.count(chr(10))} of 21" in str(refused.value)
+    assert not file.exists()
+    first = Path(f"{file}.partial").stat().st_ino
+    assert predict("run", SMALL).read_text() == whole
+    assert file.stat().st_ino == first  # the file was continued
+    assert not Path(f"{file}.partial").exists()
+
+
+RUN_FN = """
+
+def run_fn(run):
+    import jax, jax.numpy as jnp
+    while run.step < 12:
+        before = jax.tree.map(jnp.copy, run.params)
+        run.train(steps=3)
+        run.params = jax.tree.map(lambda a, b: (a + b) / 2, before, run.params)
+        run.evaluate()
+        run.save()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["eval", "predict"])
+def test_an_outer_loop_stops_where_it_evaluates(project: Path, signalling: pytest.MonkeyPatch, stage: str) -> None:
+    (project / "plugin.py").write_text((project / "plugin.py").read_text() + RUN_FN)
+    train("recipe.yaml", [*SMALL, "output_dir=whole", "eval.every=100", "checkpoint.every=100"])
+    text = stopped(signalling, (stage, [12, 13]), "eval.every=100", "checkpoint.every=100")
+    assert "run/checkpoint-3: stopped by a signal after step 3; saved" in text
+    train("recipe.yaml", [*SMALL, "eval.every=100", "checkpoint.every=100"])
+    found, wanted = params_of("run", 12), params_of("whole", 12)
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+BUSY = """
+import hashlib
+import redco_cli.runtime.signals as signals
+signals.AT_ONCE = 0.5
+with signals.stop_on_signal(lambda text: print(text, flush=True)):
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # native code, as of a compiler: no handler of Python runs
+"""
+
+
+def test_native_code_keeps_no_signal_from_being_heard() -> None:
+    busy(signal.SIGTERM, signal.SIGINT, code=130)
+
+
+def test_a_run_that_cannot_stop_ends_within_the_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDCO_TIMEOUT", "0.5")
+    said = busy(signal.SIGUSR1, code=75)
+    assert said == (
+        "nothing to stop at came within 0.5 s of a signal: ending without saving; the last checkpoint counts\n"
+    )
+
+
+def busy(*numbers: int, code: int) -> str:
+    """Sends signals to a process in native code, which must end with `code`; what it says after the first."""
+    child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        child.send_signal(numbers[0])
+        assert child.stdout.readline().startswith(f"{signal.Signals(numbers[0]).name}: stopping and saving")
+        for number in numbers[1:]:
+            child.send_signal(number)
+        assert child.wait(20) == code
+        assert time.monotonic() - began < 10
+        return child.stdout.read()
