@@ -115,7 +115,7 @@ class Checkpoints:
         return next(filter(None, gathered("damage", damage(self.path(step), items, share))), None)
 
     def skip(self, step: int) -> None:
-        """Takes a checkpoint for one that is not there: it is damaged."""
+        """Takes a checkpoint for one that is not there: it is damaged, or about to be deleted."""
         self._skipped.add(step)
 
     def set_aside(self) -> None:
@@ -178,9 +178,8 @@ class Checkpoints:
             self._disposal.settle(self.directory, _NEW)
         steps = self.steps()
         kept = {*steps[-self._keep :], self.best()}
-        for step in steps:
-            if step not in kept:
-                self._delete(step)
+        for step in sorted({*steps} - kept):
+            self._delete(step)
 
     def sweep(self) -> None:
         """Ends what killed and failed saves left behind: replacements get their name, the rest is deleted."""
@@ -289,6 +288,7 @@ class Checkpoints:
         seal(self._saving.with_name(f"{self._saving.name}{_TEMPORARY}"))
 
     def _delete(self, step: int) -> None:
+        self.skip(step)  # the first process takes its time, and the others would still see it
         if is_first():
             self._disposal.delete(self.path(step))
         self._metas.pop(step, None)

@@ -14,7 +14,7 @@ from redco_cli.console import warn
 from redco_cli.errors import StorageError
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.schema import Recipe
-from redco_cli.runtime.everyone import gathered
+from redco_cli.runtime.everyone import gathered, is_first
 from redco_cli.training.checkpoint import Checkpoints
 
 
@@ -66,7 +66,7 @@ def first_whole(checkpoints: Checkpoints, steps: Sequence[int], items: Collectio
         problem = checkpoints.damage(step, items)
         name = checkpoints.path(step).name
         if problem is None:
-            for skipped in damaged:
+            for skipped in damaged if is_first() else ():
                 warn(f"{skipped}; {name} is taken instead")
             return step
         checkpoints.skip(step)
@@ -80,7 +80,8 @@ def skip_nameless(checkpoints: Checkpoints) -> None:
     for step in steps_of(checkpoints):
         problem = checkpoints.damage(step, ("meta",))
         if problem is not None:
-            warn(f"{shown(checkpoints.path(step))} is damaged: {problem}; it counts no longer")
+            if is_first():
+                warn(f"{shown(checkpoints.path(step))} is damaged: {problem}; it counts no longer")
             checkpoints.skip(step)
 
 

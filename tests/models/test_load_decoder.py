@@ -128,6 +128,24 @@ def test_a_head_of_another_task_is_unused(tmp_path):
     assert_loaded(loaded.params, models)
 
 
+def test_a_bias_that_the_head_lacks_is_not_of_another_head(tmp_path):
+    _, model = saved("qwen2", tmp_path)
+    change(tmp_path, lambda tensors: tensors.update({"lm_head.bias": np.zeros(64, np.float32)}))
+    with pytest.raises(ModelError, match=r"lm_head\.bias"):
+        load_params(model, tmp_path)
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    _, model = saved("llama", tmp_path)
+    change(tmp_path, lambda tensors: tensors.update({UP: np.ones(tensors[UP].shape, np.int8)}))
+    with pytest.raises(ModelError) as caught:
+        load_params(model, tmp_path)
+    assert str(caught.value) == (
+        f"{model.where}: 1 tensors hold no floating-point numbers: {UP}\n"
+        "  -> choose weights in bfloat16, float16 or float32"
+    )
+
+
 def change(directory, edit):
     tensors = load_file(directory / "model.safetensors")
     edit(tensors)

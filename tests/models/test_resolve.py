@@ -67,6 +67,25 @@ def test_auto_asks_where_several_heads_are_possible():
     )
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForSequenceClassification", "LlamaForRewardModel"])
+def test_another_head_of_a_covered_type_is_not_taken_for_a_language_model(architecture):
+    assert architecture in refusal(config=config_for("llama", "causal_lm", architectures=[architecture]))
+
+
+def test_what_the_decoder_refuses_runs_elsewhere_only_where_it_is_honoured():
+    honoured = config_for("gpt2", "causal_lm", add_cross_attention=True)
+    assert isinstance(resolve_model(ModelSection(config=honoured), where=where), HfFlaxModel)
+    assert "partial_rotary_factor" in refusal(config=config_for("llama", "causal_lm", partial_rotary_factor=0.5))
+
+
+def test_architectures_that_are_no_list_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": "LlamaForCausalLM"}')
+    assert refusal(name=str(tmp_path)) == (
+        f"recipe.yaml:3: model.name: the config.json of {tmp_path} has architectures 'LlamaForCausalLM', which is no "
+        "list of names\n  -> repair the file, or save the model again"
+    )
+
+
 def test_a_task_that_the_type_lacks_is_refused():
     assert refusal(config=config_for("t5", "seq2seq"), task="token_classification") == (
         "recipe.yaml:3: model.task: t5 has no token_classification head\n  -> it has: seq2seq"
