@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder import Decoder, Remat, abstract_params
@@ -21,6 +22,8 @@ from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
 _WIDEST_HEAD = 128
 """Of cuDNN's attention before Hopper."""
+_EXPERTS = ("layers/experts/gate", "layers/experts/up", "layers/experts/down")
+"""Parameters that hold an array of each expert."""
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "segment_ids")
 
 
@@ -51,6 +54,12 @@ class DecoderModel:
         """The decoder's own config."""
         config: DecoderConfig = self.module.config
         return config
+
+    @property
+    def stacked(self) -> Mapping[str, int]:
+        """Path of a parameter to how many of its first dims number layers and experts, where any do."""
+        paths = flatten_dict(self.abstract, sep="/")
+        return {path: 1 + (path in _EXPERTS) for path in paths if path.startswith("layers/")}
 
     def init(self, rng: Any) -> Params:
         """Fresh float32 parameters from a key. Traceable: call it under `jit` to have them born sharded."""

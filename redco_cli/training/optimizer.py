@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,6 +15,9 @@ from redco_cli.recipe.schema import TrainSection
 
 Schedule = Callable[[Any], Any]
 """Updates done so far to the learning rate of the next."""
+Stacked = Mapping[str, int]
+"""Path of a parameter to how many of its first dims number layers or experts: each entry of those is an array of its
+own to the optimizer."""
 
 
 def make_schedule(train: TrainSection, *, steps: int, warmup: int, decay: int) -> Schedule:
@@ -47,14 +52,28 @@ def make_schedule(train: TrainSection, *, steps: int, warmup: int, decay: int) -
     return joined
 
 
-def make_optimizer(train: TrainSection, schedule: Schedule) -> optax.GradientTransformation:
+def make_optimizer(
+    train: TrainSection, schedule: Schedule, stacked: Stacked = MappingProxyType({})
+) -> optax.GradientTransformation:
     """The optimizer of the recipe, decoupled weight decay included, clipping not.
 
     Each is: direction, plus weight_decay * parameter where the parameter has two dims or more, times the learning rate.
+    Dims that stack arrays count as none: the scales of all layers in one array are vectors, their kernels matrices.
     `adafactor` (Shazeer and Stern, 2018) is used without its scaling by the size of the parameter, so that the learning
     rate means what it says; `muon` (Jordan et al., 2024) takes matrices and leaves the rest to adamw.
+
+    Args:
+        train: the recipe's section.
+        schedule: its learning rate.
+        stacked: which parameters hold several arrays.
     """
-    adam = {"adam_b1": train.b1, "adam_b2": train.b2}
+
+    def matrices(params: Any) -> Any:
+        """Which dims of each matrix muon multiplies; None for what is no matrix."""
+        last = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+        return jax.tree.map(lambda rank: last if rank == 2 else None, ranks(params, stacked))
+
+    adam = {"adam_b1": train.b1, "adam_b2": train.b2, "muon_weight_dimension_numbers": matrices}
     directions = {
         "adamw": lambda: optax.scale_by_adam(train.b1, train.b2, train.eps),
         "lion": lambda: optax.scale_by_lion(train.b1, train.b2),
@@ -64,14 +83,23 @@ def make_optimizer(train: TrainSection, schedule: Schedule) -> optax.GradientTra
     }
     return optax.chain(
         directions[train.optimizer](),
-        optax.add_decayed_weights(train.weight_decay, decay_mask),
+        optax.add_decayed_weights(train.weight_decay, partial(decay_mask, stacked=stacked)),
         optax.scale_by_learning_rate(schedule),
     )
 
 
-def decay_mask(params: Any) -> Any:
+def decay_mask(params: Any, stacked: Stacked = MappingProxyType({})) -> Any:
     """Whether each parameter is decayed: matrices and larger are; biases, norms and scales are not."""
-    return jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
+    return jax.tree.map(lambda rank: rank >= 2, ranks(params, stacked))
+
+
+def ranks(params: Any, stacked: Stacked) -> Any:
+    """How many dims each parameter has, apart from those that stack several."""
+
+    def rank(path: Any, leaf: Any) -> int:
+        return int(leaf.ndim) - stacked.get(jax.tree_util.keystr(path, simple=True, separator="/"), 0)
+
+    return jax.tree_util.tree_map_with_path(rank, params)
 
 
 def with_clipping(optimizer: optax.GradientTransformation, max_norm: float | None) -> optax.GradientTransformation:

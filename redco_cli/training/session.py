@@ -65,7 +65,8 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
     always = getattr(job.model, "frozen", ())
     frozen = frozen_paths(job.model.abstract, train.freeze, always, job.where("train.freeze"))
     if job.plugin.optimizer_fn is None:
-        return Updates(with_clipping(make_optimizer(train, schedule), train.max_grad_norm), schedule, frozen)
+        optimizer = make_optimizer(train, schedule, getattr(job.model, "stacked", {}))
+        return Updates(with_clipping(optimizer, train.max_grad_norm), schedule, frozen)
     place = f"{job.plugin.file}: optimizer_fn"
     with guarded(place, "optimizer_fn", job.plugin.file):
         given = job.plugin.optimizer_fn(job.context("train"), schedule)

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from decoders import QUICK, Batch, batch, hf_config, largest_difference, logits_of, pair, torch_results, where
+from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from redco_cli.errors import ModelError
@@ -470,6 +471,15 @@ def test_there_are_no_decoder_inputs():
     assert str(raised.value) == (
         "r.yaml:2: model: a causal_lm model has no decoder_inputs\n  -> give it input_ids in loss_fn"
     )
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "qwen2_moe", "mixtral", "gemma2"])
+def test_what_is_stacked_are_vectors_and_matrices(family):
+    """Optimizers decay matrices and not vectors, in whatever arrays they lie."""
+    found = model(family)
+    for path, leaf in flatten_dict(found.abstract, sep="/").items():
+        is_vector = path.endswith(("bias", "scale"))
+        assert leaf.ndim - found.stacked.get(path, 0) == (1 if is_vector else 2), path
 
 
 def test_an_abstract_decoder_allocates_nothing():

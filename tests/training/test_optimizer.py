@@ -79,6 +79,39 @@ def test_every_optimizer_lowers_a_quadratic_and_decays_matrices_only(name: str) 
     np.testing.assert_allclose(updates["b"], 0, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "muon"])
+def test_layers_in_one_array_are_updated_as_if_each_had_its_own(name: str) -> None:
+    """Kernels of layers and experts are matrices, however many lie in one array; scales of layers are vectors."""
+    sizes = {"kernel": (3, 6, 4), "scale": (3, 6), "experts": (3, 2, 4, 6), "head": (6, 5)}
+    stacked = {"layers/kernel": 1, "layers/scale": 1, "layers/experts": 2}
+    draw = np.random.default_rng(0).normal
+    params, gradient = ({key: jnp.asarray(draw(size=shape)) for key, shape in sizes.items()} for _ in range(2))
+
+    def together(leaves: dict[str, jax.Array]) -> dict[str, object]:
+        return {"layers": {key: leaf for key, leaf in leaves.items() if key != "head"}, "head": leaves["head"]}
+
+    def apart(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        layers = {f"{key}{i}": leaves[key][i] for key in ("kernel", "scale") for i in range(3)}
+        experts = {f"expert{i}{j}": leaves["experts"][i, j] for i in range(3) for j in range(2)}
+        return {**layers, **experts, "head": leaves["head"]}
+
+    def updated(optimizer: optax.GradientTransformation, leaves: object, gradients: object) -> object:
+        state = optimizer.init(leaves)
+        for _ in range(3):
+            updates, state = optimizer.update(gradients, state, leaves)
+            leaves = optax.apply_updates(leaves, updates)
+        return leaves
+
+    train, schedule = TrainSection(optimizer=name, weight_decay=0.1), optax.constant_schedule(0.02)
+    whole = updated(make_optimizer(train, schedule, stacked), together(params), together(gradient))
+    single = updated(make_optimizer(train, schedule), apart(params), apart(gradient))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+        apart({**whole["layers"], "head": whole["head"]}),
+        single,
+    )
+
+
 def test_clipping_bounds_the_global_norm() -> None:
     optimizer = with_clipping(optax.identity(), 0.5)
     clipped, _ = optimizer.update(GRADIENT, optimizer.init(PARAMS), PARAMS)
