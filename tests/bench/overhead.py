@@ -18,14 +18,15 @@ import jax
 
 from redco_cli.console import TrainProgress, open_console
 from redco_cli.job import prepare
+from redco_cli.planning.choice import arranged
 from redco_cli.recipe.load import load_recipe
 from redco_cli.runtime.cache import enable_compilation_cache
-from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.signals import StopRequest
+from redco_cli.training.choose import own_checkpoints
 from redco_cli.training.feed import feed
 from redco_cli.training.loop import TrainingRun
 from redco_cli.training.metrics import Meter
-from redco_cli.training.resume import Start, open_output, output_directory, own_checkpoints
+from redco_cli.training.resume import Start, open_output, output_directory
 from redco_cli.training.session import open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 
@@ -64,17 +65,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w", encoding="utf-8") as log:
         overrides = [f"output_dir={folder}/run", f"train.steps={total + 1}", "train.warmup=0", "eval.every=null"]
         overrides += ["eval.at_start=false", "checkpoint.every=null", "logging.plot=false"]
-        job = prepare(load_recipe(arguments.recipe, overrides), stages=("train",))
-        mesh = make_mesh(job.recipe.mesh, job.where)
+        job, placement = arranged(prepare(load_recipe(arguments.recipe, overrides), stages=("train",)))
         timeline = make_timeline(job.recipe, job.train_size, job.where)
         updates = plan_updates(job, timeline)
         directory = output_directory(job.recipe.output_dir, "output_dir")
         open_output(directory, "output_dir")
         start = Start(directory, own_checkpoints(directory, job.recipe))
-        fed = feed(job, mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
+        fed = feed(job, placement.mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
         batches = [batch for batch, _ in fed]
         progress = TrainProgress(timeline.steps, console=open_console(log, terminal=False))
-        with progress, open_run(job, mesh, timeline, updates, start, progress, lambda *_: [], StopRequest()) as run:
+        with (
+            progress,
+            open_run(job, placement, timeline, updates, start, progress, lambda *_: [], StopRequest()) as run,
+        ):
             run.train(steps=1)
             ratios = []
             for number in range(arguments.rounds):
