@@ -22,7 +22,7 @@ COMMANDS = ("train", "predict")
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PATIENCE = (20.0, 10.0)  # seconds for the others to end by themselves after a failure, and once they are asked to
 _LOOK = 0.05
-_PROGRAM = ("-c", "from redco_cli.cli import main; main()")
+_PROGRAM = ("-m", "redco_cli")
 
 
 def check_command(command: Sequence[str]) -> None:

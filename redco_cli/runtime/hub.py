@@ -13,14 +13,23 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from redco_cli.runtime.wire import Message, Wire
+from redco_cli.errors import EXIT_FAILED
+from redco_cli.runtime.wire import SILENT, Message, Wire
 
 _LINGER = 10.0  # seconds in which those still to come may hear of a contradiction that is already known
 _SHOWN = 3
-Verdict = tuple[str, str]
-"""The problem, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the processes cannot begin, what to do about it, and the exit code of each."""
+
+    problem: str
+    remedy: str
+    code: int = EXIT_FAILED
 
 
 class Hub:
@@ -66,15 +75,19 @@ class Hub:
             self._come.append((hello, wire))
             self._hurry(float(hello["seconds"]))
             self._decide()
-        for message in wire.messages():
-            with self._lock:
-                self._handle(int(hello["process"]), message)
+        how = "is gone: it was killed, or crashed"
+        try:
+            for message in wire.messages(self._seconds):
+                with self._lock:
+                    self._handle(hello, message)
+        except TimeoutError:
+            how = SILENT.format(seconds=self._seconds)
         with self._lock:
             if not self._decided:
                 self._come.remove((hello, wire))
-            elif int(hello["process"]) not in self._gone:
-                self._gone.add(int(hello["process"]))
-                self._tell_all(op="lost", process=hello["process"], at=hello["at"])
+            elif hello["process"] not in self._gone:
+                self._gone.add(hello["process"])
+                self._tell_all(op="lost", reason=f"process {hello['process']} ({hello['at']}) {how}")
         wire.close()
 
     def _hurry(self, seconds: float) -> None:
@@ -92,29 +105,31 @@ class Hub:
             if self._decided:
                 return
             hellos = [hello for hello, _ in self._come]
-            found = contradiction(hellos, self._processes)
-            missing = self._missing()
+            found = stopped(hellos) or contradiction(hellos, self._processes)
+            missing, starts = self._missing(), {(hello["process"], hello["at"]) for hello in hellos}
             if late and found is None:
                 names = ", ".join(map(str, missing))
-                found = (
+                found = Verdict(
                     f"process{'es' if len(missing) > 1 else ''} {names} of {self._processes} did not come within "
                     f"{self._seconds:g} s",
                     "look at what these print, or whether they were started; REDCO_TIMEOUT=SECONDS waits longer",
                 )
             if found is None and not missing:
                 self._end()
-                self._come.sort(key=lambda one: int(one[0]["process"]))
                 self._tell_all(op="go")
-            elif found is not None and (late or len(hellos) >= self._processes):
+                for _, wire in self._come:
+                    wire.beat()
+            elif found is not None and (late or len(starts) >= self._processes):
                 self._end()
                 self._gone = set(range(self._processes))
-                self._tell_all(op="refused", problem=found[0], remedy=found[1])
+                self._tell_all(op="refused", **asdict(found))
             elif found is not None:
                 self._hurry(min(_LINGER, self._seconds / 2))
 
     def _end(self) -> None:
         """Nobody else is let in."""
         self._decided = True
+        self._come.sort(key=lambda one: int(one[0]["process"]))
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -127,8 +142,8 @@ class Hub:
         for _, wire in reversed(self._come):  # process 0, which may end when it has heard, last
             wire.send(**message)
 
-    def _handle(self, process: int, message: Message) -> None:
-        op = message.get("op")
+    def _handle(self, hello: Message, message: Message) -> None:
+        op, process = message.get("op"), int(hello["process"])
         if op == "gather":
             values = self._gathering.setdefault(message["name"], {})
             values[process] = message["value"]
@@ -142,9 +157,22 @@ class Hub:
             self._frozen[process] = message["point"]
             if len(self._frozen) == self._processes:
                 self._tell_all(op="stop_at", point=max(self._frozen.values()))
+        elif op == "leave" and not self._decided:
+            hello["stopped"] = message
+            self._decide()
         elif op == "leave":
             self._gone.add(process)
             self._tell_all(**{**message, "op": "left", "process": process})
+
+
+def stopped(hellos: Sequence[Message]) -> Verdict | None:
+    """That one was asked to stop before all had come; None when none was."""
+    for hello in hellos:
+        if "stopped" in hello:
+            reason, code = hello["stopped"]["reason"], hello["stopped"]["code"]
+            problem = f"process {hello['process']} ({hello['at']}) ended before all had met: {reason}"
+            return Verdict(problem, "run the same command to continue", code)
+    return None
 
 
 def contradiction(hellos: Sequence[Message], processes: int) -> Verdict | None:
@@ -159,10 +187,10 @@ def contradiction(hellos: Sequence[Message], processes: int) -> Verdict | None:
         process = hello["process"]
         if hello["processes"] != processes:
             problem = f"process {process} ({hello['at']}) is one of {hello['processes']} processes, process 0 one of "
-            return f"{problem}{processes}", "start all processes with the same count"
+            return Verdict(f"{problem}{processes}", "start all processes with the same count")
         if process in seen:
             problem = f"process {process} was started twice: {seen[process]['at']} and {hello['at']}"
-            return problem, f"give each process its own id, from 0 to {processes - 1}"
+            return Verdict(problem, f"give each process its own id, from 0 to {processes - 1}")
         seen[process] = hello
     if len(seen) < processes:
         return None
@@ -176,7 +204,8 @@ def contradiction(hellos: Sequence[Message], processes: int) -> Verdict | None:
     if not wrong:
         return None
     more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    return f"the processes differ: {', '.join(wrong[:_SHOWN])}{more}", "start all with one recipe and one installation"
+    remedy = "start all with one recipe and one installation"
+    return Verdict(f"the processes differ: {', '.join(wrong[:_SHOWN])}{more}", remedy)
 
 
 def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

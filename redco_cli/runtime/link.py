@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_cli.errors import EXIT_FAILED, RedcoError
-from redco_cli.runtime.wire import Message, Wire
+from redco_cli.runtime.wire import SILENT, Message, Wire
 
 _GRACE = 1.5  # seconds in which this process may end by itself, with a reason of its own
 
@@ -25,10 +25,12 @@ class End:
     Attributes:
         reason: for a person.
         exit_code: which this process ends with, too.
+        is_said: whether that process said so: then this one may be about to come to the same by itself.
     """
 
     reason: str
-    exit_code: int
+    exit_code: int = EXIT_FAILED
+    is_said: bool = False
 
     def error(self) -> RedcoError:
         """The reason as an error."""
@@ -40,7 +42,7 @@ class End:
 class Link:
     """The connection to the hub."""
 
-    def __init__(self, wire: Wire, process: int, processes: int, coordinator: str) -> None:
+    def __init__(self, wire: Wire, process: int, processes: int, coordinator: str, patience: float) -> None:
         """Does not listen yet.
 
         Args:
@@ -48,6 +50,7 @@ class Link:
             process: which one this is.
             processes: how many there are.
             coordinator: where process 0 is, for errors.
+            patience: seconds of silence after which it is taken for dead.
         """
         self.process, self.processes = process, processes
         self.end: End | None = None
@@ -55,7 +58,7 @@ class Link:
         self.stop_at: int | None = None
         self.on_freeze: Callable[[int, int], int] = lambda _code, _process: 0
         self.on_stop: Callable[[int], None] = lambda _point: None
-        self._wire, self._coordinator = wire, coordinator
+        self._wire, self._coordinator, self._patience = wire, coordinator, patience
         self._changed = threading.Condition()
         self._gathered: dict[str, list[Any]] = {}
         self._calls: Counter[str] = Counter()
@@ -119,17 +122,20 @@ class Link:
         self._wire.close()
 
     def _listen(self, give_up: Callable[[End], None]) -> None:
-        for message in self._wire.messages():
-            end = self._handle(message)
-            if end is not None:
-                break
-        else:
-            end = End(f"process 0 is gone: its connection {self._coordinator} ended", EXIT_FAILED)
+        end = None
+        try:
+            for message in self._wire.messages(self._patience):
+                end = self._handle(message)
+                if end is not None:
+                    break
+        except TimeoutError:
+            end = End(f"process 0 {SILENT.format(seconds=self._patience)}")
+        end = end or End(f"process 0 is gone: its connection {self._coordinator} ended")
         self._heard.set()
         with self._changed:
             self.end = end
             self._changed.notify_all()
-        if not self._leaving.wait(_GRACE):
+        if not self._leaving.wait(_GRACE if end.is_said else 0):
             give_up(end)
 
     def _handle(self, message: Message) -> End | None:
@@ -145,11 +151,13 @@ class Link:
             self.stop_at = message["point"]
             self.on_stop(message["point"])
         elif op == "lost":
-            return End(
-                f"process {message['process']} ({message['at']}) is gone: it was killed, or crashed", EXIT_FAILED
-            )
+            return End(message["reason"])
+        elif op == "left" and message["peaceful"]:
+            self._leaving.set()  # all have come to the end
+            if message["process"] == self.process:
+                self._heard.set()
         elif op == "left" and message["process"] == self.process:
             self._heard.set()
-        elif op == "left" and not message["peaceful"]:
-            return End(f"process {message['process']} ended: {message['reason']}", message["code"])
+        elif op == "left":
+            return End(f"process {message['process']} ended: {message['reason']}", message["code"], is_said=True)
         return None

@@ -11,16 +11,18 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redco_cli.errors import RedcoError
+from redco_cli.errors import EXIT_REQUEUE, RedcoError
 from redco_cli.runtime.cluster import Cluster
 from redco_cli.runtime.hub import Hub
 from redco_cli.runtime.link import Link
-from redco_cli.runtime.wire import Wire
+from redco_cli.runtime.signals import Early
+from redco_cli.runtime.wire import Message, Wire
 
 _RETRY, _PATIENCE = 0.3, 5.0  # seconds between two attempts, and beyond the time-out for the hub to say what is wrong
+_LAST_WORDS = 12.0  # seconds in which a process that was asked to stop lets the others know: the hub lingers
 VERSIONED = ("redco", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 """Packages of which all processes must have the same version."""
 
@@ -36,40 +38,69 @@ def facts(cluster: Cluster, recipe: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float) -> Link:
+def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float, early: Early) -> Link:
     """Waits until all processes have come and agree.
 
     Args:
         cluster: who they are.
         known: what must be the same on all.
-        seconds: in which they must have come.
+        seconds: in which they must have come, and of silence after which one is taken for dead.
+        early: learns how to tell those that are there of a signal.
 
     Returns:
         The connection to them, which does not listen yet.
 
     Raises:
-        RedcoError: an address that does not resolve, nobody there, processes that are missing, doubled, or differ.
+        RedcoError: an address that does not resolve, nobody there, processes that are missing, doubled, or differ; one
+            that was asked to stop.
     """
-    deadline, where = time.monotonic() + seconds, str(cluster)
+    deadline = time.monotonic() + seconds
+    come: list[Wire] = []
+    early.tell = lambda reason: _excuse(cluster, come, reason)
     if cluster.process == 0:
         _open_hub(cluster, seconds)
-    connection = _connect(cluster, deadline, seconds)
-    wire = Wire(connection)
+    wire = _come(cluster, known, deadline, seconds)
+    come.append(wire)
+    message = _answer(wire, max(deadline - time.monotonic(), 0.0) + _PATIENCE)
+    if message.get("op") == "go":
+        return Link(wire, cluster.process, cluster.processes, cluster.coordinator, seconds)
+    wire.close()
+    if message.get("op") == "refused":
+        refused = RedcoError(str(cluster), message["problem"], message["remedy"])
+        refused.exit_code = message["code"]
+        raise refused
+    problem = f"what answers at {cluster.host}:{cluster.port + 1} ended the meeting, or is no redco"
+    raise RedcoError(str(cluster), problem, "look at what process 0 printed, or choose another port")
+
+
+def _come(cluster: Cluster, known: Mapping[str, Any], deadline: float, seconds: float, **more: Any) -> Wire:
+    """Says hello to the hub, and more."""
+    wire = Wire(_connect(cluster, deadline, seconds))
     at = f"{socket.gethostname()}, process id {os.getpid()}"
     left = max(deadline - time.monotonic(), 0.0)
-    wire.send(op="hello", process=cluster.process, processes=cluster.processes, at=at, seconds=left, facts=dict(known))
+    hello = {"process": cluster.process, "processes": cluster.processes, "at": at, "seconds": left, **more}
+    wire.send(op="hello", facts=dict(known), **hello)
+    wire.beat()
+    return wire
+
+
+def _excuse(cluster: Cluster, come: Sequence[Wire], reason: str) -> None:
+    """Tells the hub that this process, which may not have come yet, was asked to stop; time for all to hear of it."""
+    stopped = {"code": EXIT_REQUEUE, "reason": reason}
+    if come:
+        come[0].send(op="leave", peaceful=False, **stopped)
+        time.sleep(_LAST_WORDS)  # in which this process ends by what the hub answers
+        return
+    with contextlib.suppress(RedcoError):
+        _answer(_come(cluster, {}, time.monotonic() + _LAST_WORDS, _LAST_WORDS, stopped=stopped), _LAST_WORDS)
+
+
+def _answer(wire: Wire, seconds: float) -> Message:
+    """What the hub says; nothing when it does not, or what is there is none."""
     try:
-        message = wire.receive(left + _PATIENCE) or {}
+        return wire.receive(seconds) or {}
     except TimeoutError:
-        message = {}
-    if message.get("op") != "go":
-        wire.close()
-    if message.get("op") == "refused":
-        raise RedcoError(where, message["problem"], message["remedy"])
-    if message.get("op") != "go":
-        problem = f"what answers at {cluster.host}:{cluster.port + 1} ended the meeting, or is no redco"
-        raise RedcoError(where, problem, "look at what process 0 printed, or choose another port")
-    return Link(wire, cluster.process, cluster.processes, cluster.coordinator)
+        return {}
 
 
 def _open_hub(cluster: Cluster, seconds: float) -> None:

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import glob
 import os
 import re
+import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, Interrupted, RedcoError, Requeue
+from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoError, Requeue
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.runtime.cluster import Cluster, recognised, timeout
 from redco_cli.runtime.everyone import linked
 from redco_cli.runtime.link import End, Link
 from redco_cli.runtime.preflight import facts, meet
 from redco_cli.runtime.relay import open_relay
-from redco_cli.runtime.signals import AT_ONCE, Stopped, end_now, stop_at_once
+from redco_cli.runtime.signals import AT_ONCE, Early, end_now, stop_at_once
 
-_HEARTBEAT = 100  # seconds; the link notices sooner
+_HEARTBEAT = 100  # seconds that JAX waits longer than the link, which says what happened
 _LAST = 10.0  # seconds in which a process that failed must end
 
 
@@ -46,7 +48,7 @@ def joined(
     Raises:
         RedcoError: the processes do not meet, or differ.
     """
-    with stop_at_once() as done, contextlib.ExitStack() as stack:
+    with stop_at_once(show) as early, contextlib.ExitStack() as stack:
         cluster = recognised(os.environ)
         if cluster is None:
             with _ending_soon():
@@ -54,13 +56,14 @@ def joined(
             return
         tell(str(cluster))
         seconds, recipe = timeout(os.environ), loaded.recipe.model_dump(mode="json")
-        connection = meet(cluster, facts(cluster, recipe), seconds)
+        connection = meet(cluster, facts(cluster, recipe), seconds, early)
+        early.tell = lambda reason: connection.leave(peaceful=False, code=EXIT_REQUEUE, reason=reason)
         stack.enter_context(linked(connection))
         connection.listen(lambda end: _give_up(end, show))
         stack.enter_context(_results_of(cluster.process))
         if cluster.process:
             hush()
-        stack.push(lambda _kind, error, _trace: _leave(error, connection, done))
+        stack.push(lambda _kind, error, _trace: _leave(error, connection, early))
         _start_jax(cluster, connection, seconds)
         yield
 
@@ -84,6 +87,7 @@ def _results_of(process: int) -> Iterator[None]:
 def _start_jax(cluster: Cluster, connection: Link, seconds: float) -> None:
     import jax
 
+    _put_off_aborts()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     address = cluster.coordinator if cluster.process == 0 else open_relay(cluster.host, cluster.port)
     try:
@@ -94,7 +98,7 @@ def _start_jax(cluster: Cluster, connection: Link, seconds: float) -> None:
             _own_devices(connection),
             cluster_detection_method="deactivate",
             initialization_timeout=int(seconds),
-            heartbeat_timeout_seconds=_HEARTBEAT,
+            heartbeat_timeout_seconds=int(seconds) + _HEARTBEAT,
         )
         counts = connection.gather("devices", jax.local_device_count())
     except RuntimeError as error:
@@ -103,6 +107,18 @@ def _start_jax(cluster: Cluster, connection: Link, seconds: float) -> None:
     if len(set(counts)) > 1:
         shown = ", ".join(f"{count} on process {process}" for process, count in enumerate(counts))
         raise RedcoError(str(cluster), f"the processes have different numbers of devices: {shown}", "give each as many")
+
+
+def _put_off_aborts() -> None:
+    """Gives the link a few seconds to say why, where native code aborts because another process is gone.
+
+    gloo does, in a thread of its own: of the collective that failed it meets leftovers in the next. The handler is a
+    function of C, since none of Python's would run: `sleep` is safe there, takes the number of the signal for seconds,
+    and when it returns the process ends as it would have.
+    """
+    library = ctypes.CDLL(None)
+    library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
 def _own_devices(connection: Link) -> list[int] | None:
@@ -119,9 +135,9 @@ def _own_devices(connection: Link) -> list[int] | None:
     return list(range(place * each, (place + 1) * each))
 
 
-def _leave(error: BaseException | None, connection: Link, done: threading.Event) -> None:
+def _leave(error: BaseException | None, connection: Link, early: Early) -> None:
     """Parts from the others, in peace or with a reason, and raises it where another process is the cause."""
-    done.set()
+    early.is_over = True
     if error is None:
         _part(connection)
         return
@@ -141,13 +157,11 @@ def _part(connection: Link) -> None:
 
 def _parted(error: BaseException, connection: Link) -> BaseException:
     """The error to end with: that of another process where it is the cause of this one's."""
-    if isinstance(error, Stopped):
-        error = error.requeue()
     if isinstance(error, Requeue | Interrupted) and connection.stop_at is not None:
         _part(connection)
         return error
-    if not isinstance(error, RedcoError | KeyboardInterrupt):
-        end = connection.wait_for_end(5.0)  # a collective that fails because its peer is gone
+    if not isinstance(error, RedcoError | KeyboardInterrupt) or _is_of_a_collective(error):
+        end = connection.wait_for_end(5.0)
         if end is not None:
             error = end.error()
     code = error.exit_code if isinstance(error, RedcoError) else EXIT_FAILED
@@ -158,6 +172,17 @@ def _parted(error: BaseException, connection: Link) -> BaseException:
     atexit.register(end_now, code)
     _end_within(AT_ONCE if isinstance(error, KeyboardInterrupt) else _LAST, code)
     return error
+
+
+def _is_of_a_collective(error: BaseException | None) -> bool:
+    """Whether an error may come from computing together, which fails when another process is gone."""
+    import jax
+
+    while error is not None:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextlib.contextmanager

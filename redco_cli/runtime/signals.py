@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 
 from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoError, Requeue
@@ -29,16 +30,8 @@ AT_ONCE = 3.0
 _REMEDY = "run the same command to continue"
 
 
-_early: list[str] = []
-"""Signals that came before there was anything to save: a package that is being imported may swallow what they raise."""
-
-
 class Stopped(BaseException):
     """A signal ends what is under way; no `except Exception` on the way takes it for an error."""
-
-    def requeue(self) -> Requeue:
-        """What it is for the user, where there is nothing to save."""
-        return Requeue(str(self), "stopped by a signal; nothing was to be saved", _REMEDY)
 
 
 class StopRequest:
@@ -141,8 +134,6 @@ def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
     Args:
         tell: says to the user that the signal was heard.
     """
-    if _early:
-        raise Stopped(_early[-1])
     request = StopRequest(joined_link(), tell)
     handled: list[int] = []
 
@@ -160,30 +151,42 @@ def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
             _current.remove(request)
 
 
-@contextlib.contextmanager
-def stop_at_once() -> Iterator[threading.Event]:
-    """While the context lasts, SIGTERM and SIGUSR1 end what has nothing to save yet: exit code 75, as later.
+@dataclass
+class Early:
+    """What signals do before there is anything to save.
 
-    Yields:
-        To be set when all is done: what is left, parting from the others, a signal shall not cut off.
-
-    Raises:
-        Requeue: a signal came.
+    Attributes:
+        tell: lets the other processes know the reason.
+        is_over: whether they do nothing any more.
     """
-    done = threading.Event()
+
+    tell: Callable[[str], object] = lambda _reason: None
+    is_over: bool = False
+
+
+@contextlib.contextmanager
+def stop_at_once(show: Callable[[RedcoError], None]) -> Iterator[Early]:
+    """While the context lasts, SIGTERM and SIGUSR1 end this process: exit code 75, as later.
+
+    They raise nothing: native code that is being imported would abort, or make another error of it.
+
+    Args:
+        show: takes the reason, in a thread.
+    """
+    early = Early()
+
+    def end(name: str) -> None:
+        early.tell(name)
+        show(Requeue(name, "stopped by a signal; nothing was to be saved", _REMEDY))
+        end_now(EXIT_REQUEUE)
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if not done.is_set():
-            _early.append(signal.Signals(number).name)
-            raise Stopped(_early[-1])
+        if not early.is_over:
+            early.is_over = True
+            threading.Thread(target=end, args=(signal.Signals(number).name,), daemon=True, name="redco-end").start()
 
     with _handling({number: handle for number in _HEARD if number != signal.SIGINT}):
-        try:
-            yield done
-        except Stopped as stopped:
-            raise stopped.requeue() from None
-        finally:
-            _early.clear()
+        yield early
 
 
 def end_now(code: int) -> None:

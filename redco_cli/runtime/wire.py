@@ -1,7 +1,7 @@
 """Messages between the processes of a run: JSON lines over TCP. Imports no JAX.
 
 The kernel probes silent connections: a peer whose machine is gone, or cannot be reached, is noticed within a minute;
-one whose process ended is noticed at once.
+one whose process ended is noticed at once. A process says that it is alive, so that one that is frozen is noticed too.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 Message = dict[str, Any]
+SILENT = "has not been heard of for {seconds:g} s: it is stopped or frozen, or its machine is"
+"""What is said of a process that is there, but does not beat."""
 LARGEST = 2**20
 """Bytes of a message: whatever sends more is no process of redco."""
+_BEAT, _BEATS = 2.0, 5  # seconds between two, and how many may be missed
 _PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 45_000}
 
 
@@ -42,6 +46,15 @@ class Wire:
                 return False
         return True
 
+    def beat(self) -> None:
+        """From now on says every two seconds that this process is alive; in a thread."""
+
+        def beating() -> None:
+            while self.send(op="alive"):
+                time.sleep(_BEAT)
+
+        threading.Thread(target=beating, daemon=True, name="redco-beat").start()
+
     def receive(self, seconds: float | None = None) -> Message | None:
         """The next message; None when the other end is closed, or speaks something else.
 
@@ -60,11 +73,18 @@ class Wire:
                 self._socket.settimeout(None)
         return message if isinstance(message, dict) else None
 
-    def messages(self) -> Iterator[Message]:
-        """What comes, until the other end is closed."""
+    def messages(self, seconds: float) -> Iterator[Message]:
+        """What comes, until the other end is closed.
+
+        Args:
+            seconds: of silence after which the other end, which beats, is taken for dead; some beats at least.
+
+        Raises:
+            TimeoutError: it is.
+        """
         self._receiving = True
         try:
-            while (message := self.receive()) is not None:
+            while (message := self.receive(max(seconds, _BEATS * _BEAT))) is not None:
                 yield message
         finally:
             self._file.close()

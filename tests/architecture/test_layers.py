@@ -6,6 +6,7 @@ import pytest
 from source import PACKAGE, dotted, imports, modules, shown
 
 ROWS = [
+    {"__main__"},
     {"cli"},
     {"run", "shell", "launch"},
     {"planning"},  # rehearses what training does, with its timeline and its state

@@ -2,18 +2,22 @@
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
-from several import free_port
+from several import ended, free_port
 
 from redco_cli.errors import RedcoError
+from redco_cli.runtime import wire
 from redco_cli.runtime.cluster import Cluster
 from redco_cli.runtime.link import Link
 from redco_cli.runtime.preflight import facts, meet
-from redco_cli.runtime.signals import StopRequest
+from redco_cli.runtime.signals import Early, StopRequest
 
 FACTS = {"jax": "1", "devices": 2}
 
@@ -28,7 +32,7 @@ def meeting(clusters, seconds=3.0, known=None, late=None):
     def come(number):
         time.sleep((late or {}).get(number, 0))
         try:
-            return meet(clusters[number], (known or {}).get(number, FACTS), seconds)
+            return meet(clusters[number], (known or {}).get(number, FACTS), seconds, Early())
         except RedcoError as error:
             return str(error)
 
@@ -144,14 +148,111 @@ def test_a_stranger_at_the_port_is_no_process():
 def test_a_stranger_that_calls_does_not_disturb():
     port = free_port()
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5)
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, Early())
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b""):
             time.sleep(0.2)
             with socket.create_connection(("localhost", port + 1)) as stranger:
                 stranger.sendall(words)
-        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5)
+        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, Early())
         for link in (first.result(), second.result()):
             link.close()
+
+
+MEETS = """
+import sys
+from test_meeting import FACTS, cluster
+from redco_cli.errors import RedcoError
+from redco_cli.runtime.preflight import meet
+from redco_cli.runtime.signals import stop_at_once
+process, processes, port = map(int, sys.argv[1:])
+try:
+    with stop_at_once(print) as early:
+        print("ready", flush=True)
+        meet(cluster(process, processes, port), FACTS, 30, early)
+except RedcoError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize("stopped", [0, 1, 2])
+def test_a_process_that_is_asked_to_stop_before_all_have_met_ends_all(stopped):
+    """Whether it has come or not; those that come soon after hear of it too."""
+    port, path = free_port(), os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+    def begin(process):
+        command = [sys.executable, "-c", MEETS, str(process), "4", str(port)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    children = [begin(2)]
+    if stopped == 2:  # process 0, which knows the others, is not there yet
+        children[0].terminate()
+    children += [begin(0), begin(1)]
+    time.sleep(0.5)
+    if stopped != 2:
+        children[1 + stopped].terminate()
+        time.sleep(0.5)
+    children.append(begin(3))
+    ends = ended(children, 20)
+    assert [end.code for end in ends] == [75] * 4, ends
+    for process, end in zip((2, 0, 1, 3), ends, strict=True):
+        assert end.out.endswith("\n  -> run the same command to continue\n")
+        ended_early = f"process {stopped} ({socket.gethostname()}, process id "
+        by_itself = "SIGTERM: stopped by a signal; nothing was to be saved"
+        assert ended_early in end.out or (process == stopped and end.out.startswith(by_itself))
+
+
+@pytest.fixture
+def quick_beats(monkeypatch):
+    """Who is silent for half a second is dead."""
+    monkeypatch.setattr(wire, "_BEAT", 0.1)
+
+
+def end_of(link, seconds):
+    """Why a link ends, if it does in so many seconds."""
+    ends, told = [], threading.Event()
+    link.listen(lambda end: (ends.append(end), told.set()))
+    told.wait(seconds)
+    link.close()
+    return ends
+
+
+@pytest.mark.usefixtures("quick_beats")
+def test_a_process_that_is_frozen_is_taken_for_dead():
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 1, Early())
+        time.sleep(0.3)
+        frozen = wire.Wire(socket.create_connection(("localhost", port + 1)))
+        frozen.send(op="hello", process=1, processes=2, at="far", seconds=1, facts=FACTS)
+        (end,) = end_of(first.result(), 5)
+    assert frozen.receive(1) == {"op": "go"}
+    frozen.close()
+    assert end.reason == "process 1 (far) has not been heard of for 1 s: it is stopped or frozen, or its machine is"
+    assert end.exit_code == 1
+
+
+@pytest.mark.usefixtures("quick_beats")
+def test_process_0_that_is_frozen_is_taken_for_dead():
+    with socket.create_server(("localhost", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        port = listener.getsockname()[1] - 1
+        other = pool.submit(meet, cluster(1, 2, port), FACTS, 1, Early())
+        frozen = wire.Wire(listener.accept()[0])
+        assert frozen.receive(1)["op"] == "hello"
+        frozen.send(op="go")
+        (end,) = end_of(other.result(), 5)
+        frozen.close()
+    assert end.reason == "process 0 has not been heard of for 1 s: it is stopped or frozen, or its machine is"
+
+
+@pytest.mark.usefixtures("quick_beats")
+def test_processes_that_have_nothing_to_say_are_alive():
+    port = free_port()
+    links, _ = meeting([cluster(process, 2, port) for process in range(2)], seconds=0.5)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(end_of, links, [2, 2])) == [[], []]
 
 
 def test_facts_hold_every_value_of_the_recipe():

@@ -143,6 +143,46 @@ def test_a_run_that_cannot_stop_ends_within_the_time_out(monkeypatch: pytest.Mon
     )
 
 
+EARLY = """
+import time
+from redco_cli.__main__ import hear_early
+hear_early()
+print("ready", flush=True)
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_while_the_command_is_being_imported_asks_for_a_requeue(number: int) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", EARLY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    child.send_signal(number)
+    _, said = child.communicate(timeout=10)
+    assert (child.returncode, said) == (75, f"{signal.Signals(number).name}: nothing was to be saved\n")
+
+
+ABORTS = """
+import ctypes, sys, threading, time
+from redco_cli.runtime.processes import _put_off_aborts
+from redco_cli.runtime.signals import end_now
+_put_off_aborts()
+threading.Thread(target=ctypes.CDLL(None).abort, daemon=True).start()  # as gloo does: in a thread, without the GIL
+time.sleep(float(sys.argv[1]))
+end_now(1)
+"""
+
+
+@pytest.mark.parametrize(("seconds", "code"), [("0.5", 1), pytest.param("30", -signal.SIGABRT, marks=pytest.mark.slow)])
+def test_an_abort_leaves_time_for_the_reason_and_no_more(seconds: str, code: int) -> None:
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", ABORTS, seconds], env={**os.environ})
+    assert done.returncode == code
+    assert time.monotonic() - began < 15
+
+
 def busy(*numbers: int, code: int) -> str:
     """Sends signals to a process in native code, which must end with `code`; what it says after the first."""
     child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True, env={**os.environ})

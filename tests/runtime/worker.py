@@ -4,13 +4,16 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from redco_cli.console import hush, note, print_error
-from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
-from redco_cli.recipe.load import find_run, load_recipe
-from redco_cli.runtime.processes import joined
+from redco_cli.__main__ import hear_early
 
 
 def main(command: str, target: str, overrides: Sequence[str]) -> int:
+    hear_early()
+    from redco_cli.console import hush, note, print_error
+    from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
+    from redco_cli.recipe.load import find_run, load_recipe
+    from redco_cli.runtime.processes import joined
+
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
     try:
         with joined(load_recipe(find_run(target)[0], overrides), note, print_error, hush):
