@@ -13,7 +13,9 @@ from jax.sharding import Mesh
 
 from redco_cli.data.batch import check_batch
 from redco_cli.data.examples import check_examples, is_indexed
+from redco_cli.data.resumable import ResumableStream, is_resumable
 from redco_cli.data.source import load_source
+from redco_cli.data.stream import is_marked
 from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.module import module_model
 from redco_cli.models.resolve import resolve_model
@@ -21,7 +23,7 @@ from redco_cli.models.retries import tell_retries_once
 from redco_cli.models.tokenizer import load_tokenizer
 from redco_cli.plugin.calls import call_collate, call_loss, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
-from redco_cli.plugin.examples import guard_examples
+from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin
 from redco_cli.recipe.load import LoadedRecipe
@@ -189,10 +191,12 @@ def _examples(job: Job, split: str) -> Any:
         if examples is None:
             return None
         examples = check_examples(examples, where)
+        if not is_indexed(examples) and is_resumable(examples):
+            examples = ResumableStream(examples, lambda: reading(job.plugin.file))
     if split == "eval" and not is_indexed(examples):
         problem = "the eval examples have no length, and each must be evaluated exactly once"
         raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")
-    return guard_examples(examples, job.plugin.file)
+    return examples if is_marked(examples) else guard_examples(examples, job.plugin.file)
 
 
 def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:

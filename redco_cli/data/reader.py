@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import json
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
 from redco_cli.data.examples import Example
 from redco_cli.data.files import as_patterns
 from redco_cli.data.jsonl import find_fault
-from redco_cli.data.stream import Journal
 from redco_cli.errors import DataError
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.load import shown
@@ -124,45 +121,6 @@ class Rows(Sequence[Example]):
             return list(self.dataset.__getitems__(list(indices)))
         except _damage():
             return [self[index] for index in indices]  # names the one that is damaged
-
-
-@dataclass(frozen=True)
-class Stream(Iterable[Example]):
-    """A `datasets.IterableDataset` as a plain iterable of dicts, which can be opened where it was left."""
-
-    dataset: Any
-    reader: Reader
-    journal: Journal = field(default_factory=Journal, compare=False)
-
-    def __iter__(self) -> Iterator[Example]:
-        return iter(self.open(None))
-
-    def open(self, bookmark: Any) -> OpenStream:
-        """Begins to read, at a bookmark or at the start; whoever reads already is not disturbed."""
-        dataset = copy.deepcopy(self.dataset)  # of what names the data: its state is that of one reader
-        if bookmark is not None:
-            dataset.load_state_dict(bookmark)
-        return OpenStream(dataset, self.reader)
-
-
-@dataclass(frozen=True)
-class OpenStream:
-    """A stream that is being read."""
-
-    dataset: Any
-    reader: Reader
-
-    def __iter__(self) -> Iterator[Example]:
-        with self.reader.explained("an example cannot be read"):
-            yield from self.dataset
-
-    def bookmark(self) -> Any:
-        """What opens the stream behind the example that came last; None where that is no plain data."""
-        state = self.dataset.state_dict()
-        try:
-            return json.loads(json.dumps(state))
-        except TypeError:
-            return None
 
 
 NO_EXAMPLES = "check what the data is made from"

@@ -9,7 +9,8 @@ from typing import Any
 
 from redco_cli.data.examples import Examples, check_examples
 from redco_cli.data.files import as_patterns, check_files, find_files, find_path, searched
-from redco_cli.data.reader import FILE_FORMATS, Reader, Rows, Stream, library
+from redco_cli.data.reader import FILE_FORMATS, Reader, Rows, library
+from redco_cli.data.resumable import ResumableStream
 from redco_cli.errors import DataError
 from redco_cli.recipe.schema import SourceSection
 
@@ -44,7 +45,10 @@ def load_source(
     dataset = _streamed_split(splits, reader) if streaming else _split(splits, reader)
     if source.limit is not None:
         dataset = dataset.take(source.limit) if streaming else dataset.select(range(min(source.limit, len(dataset))))
-    return check_examples(Stream(dataset, reader) if streaming else Rows(dataset, reader), where(key))
+    if not streaming:
+        return check_examples(Rows(dataset, reader), where(key))
+    stream = ResumableStream(dataset, lambda: reader.explained("an example cannot be read"))
+    return check_examples(stream, where(key))
 
 
 def _files(source: SourceSection, directory: Path, place: Callable[[str], str]) -> list[str]:

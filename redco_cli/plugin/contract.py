@@ -241,7 +241,11 @@ class Plugin(Protocol):
         ...
 
     def load_examples(self, ctx: Context, split: str) -> Sequence[Example] | Iterable[Example]:
-        """The examples of "train" or "eval"."""
+        """The examples of "train" or "eval".
+
+        An iterable with `state_dict` and `load_state_dict`, as those of `datasets`, is continued where a run was
+        stopped; any other is read over to that place.
+        """
         ...
 
     def build_model(self, ctx: Context) -> Any:

@@ -37,13 +37,13 @@ class GuardedSequence(Sequence[Example]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, int) and not -len(self) <= index < len(self):
             raise IndexError(index)  # the end of a loop over a sequence
-        with _reading(self.file):
+        with reading(self.file):
             return self.examples[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Several at once, which some libraries do faster."""
         together = getattr(self.examples, "__getitems__", None)
-        with _reading(self.file):
+        with reading(self.file):
             return list(together(indices)) if together else [self.examples[index] for index in indices]
 
 
@@ -55,9 +55,10 @@ class GuardedStream(Iterable[Example]):
     file: str
 
     def __iter__(self) -> Iterator[Example]:
-        with _reading(self.file):
+        with reading(self.file):
             yield from self.examples
 
 
-def _reading(file: str) -> AbstractContextManager[None]:
+def reading(file: str) -> AbstractContextManager[None]:
+    """Guards reading examples of a plugin's own object."""
     return guarded(f"{file}: load_examples", "reading an example of load_examples", file)

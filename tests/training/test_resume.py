@@ -139,6 +139,64 @@ def test_a_stream_of_files_continues_where_it_was_stopped(project: Path) -> None
     assert max(drawn.values()) - min(drawn.values()) == 1  # nine epochs of 20, and twelve examples of the tenth
 
 
+STATEFUL = """
+
+class Stateful:
+    def __init__(self, examples):
+        self.examples, self.at = examples, 0
+
+    def __iter__(self):
+        while self.at < len(self.examples):
+            self.at += 1
+            with open("read", "a") as file:
+                file.write(f"{self.at - 1}\\n")
+            yield self.examples[self.at - 1]
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+def stream_of(examples, kind):
+    if kind == "own":
+        return Stateful(examples)
+    import datasets
+    rows = [{**example, "x": example["x"].tolist()} for example in examples]
+    stream = datasets.Dataset.from_list(rows).to_iterable_dataset(num_shards=3)
+    if kind == "uncopied":
+        stream.lock = __import__("threading").Lock()
+    return stream
+"""
+
+
+@pytest.mark.parametrize("kind", ["own", "datasets", "uncopied"])
+def test_a_stream_of_a_plugin_continues_where_it_was_stopped(project: Path, kind: str) -> None:
+    """At a bookmark, where it has a state and a copy of it can take that over."""
+    plugin = (project / "plugin.py").read_text() + STATEFUL
+    for old, new in (
+        (f"n = {EXAMPLES} if", "n = 400 if"),
+        ("return Stream(examples)", f"return stream_of(examples, {kind!r})"),
+        ("np.asarray(e[name])", 'np.asarray(e[name], np.float32 if name == "x" else np.int32)'),
+    ):
+        assert old in plugin
+        plugin = plugin.replace(old, new)
+    (project / "plugin.py").write_text(plugin)
+    source = ["plugin.options.stream=true", "data.shuffle_buffer=7", "train.steps=28", QUICK]
+    train("recipe.yaml", ["output_dir=whole", *source])
+    interrupted(21, *source)
+    place = json.loads(Path("run/checkpoint-21/meta/metadata").read_text())["data"]
+    Path("read").unlink(missing_ok=True)
+    train("recipe.yaml", source)
+    assert_same_run("run", "whole", 28)
+    assert (place is None) == (kind == "uncopied")
+    if kind == "own":
+        read = Counter(map(int, Path("read").read_text().split()))
+        assert set(range(12)) <= read.keys()  # by which the plugin is proved, and those of epoch 1
+        assert not any(read[index] for index in range(64, 192))
+
+
 def test_random_keys_follow_from_the_seed_and_the_step() -> None:
     """A step whose loss is what the key draws: the same for the same seed and step, and nothing else of the state."""
 
