@@ -14,7 +14,7 @@ from redco_cli.console import CountProgress, TrainProgress, note
 from redco_cli.data.jsonl import read_jsonl
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.job import Job, check_sizes, prepare, stages_of
-from redco_cli.models.export import Exported, check_place, export_model
+from redco_cli.models.export import SETS_AT_ONCE, Exported, check_place, export_model
 from redco_cli.models.load_examples import example_inputs, example_loss
 from redco_cli.models.weights import checkpoint_directory
 from redco_cli.placement import Placement, place, read_loss, read_prediction
@@ -39,8 +39,6 @@ from redco_cli.training.session import drive, open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 
 Name = str | os.PathLike[str]
-_SETS_AT_ONCE = 4
-"""How many times an export may hold its parameters: those loaded again, and both rounded, besides."""
 
 
 @dataclass(frozen=True)
@@ -176,11 +174,21 @@ def export(
     _check_exportable(loaded, directory, checkpoint)
     enable_compilation_cache()
     job = prepare(loaded, stages=(), given=())
-    params, origin = trained_params(job, _spread(job), directory or Path(loaded.recipe.output_dir), checkpoint)
-    note(f"exporting the parameters of {origin}")
-    source = None if section.name is None else checkpoint_directory(section, where=job.where)
-    tokenizer = job.tokenizer if source is None or section.tokenizer is not None else None
-    return export_model(job.model, params, Path(output), source=source, tokenizer=tokenizer, dtype=dtype)
+    placement = _spread(job)
+    with explained(job, placement, "export"):
+        params, origin = trained_params(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        note(f"exporting the parameters of {origin}")
+        source = None if section.name is None else checkpoint_directory(section, where=job.where)
+        tokenizer = job.tokenizer if source is None or section.tokenizer is not None else None
+        return export_model(
+            job.model,
+            params,
+            Path(output),
+            source=source,
+            began_there=section.params is None,
+            tokenizer=tokenizer,
+            dtype=dtype,
+        )
 
 
 def _check_exportable(loaded: LoadedRecipe, directory: Path | None, checkpoint: str) -> None:
@@ -200,7 +208,7 @@ def _check_exportable(loaded: LoadedRecipe, directory: Path | None, checkpoint: 
 def _spread(job: Job) -> Placement:
     """Parameters on one device where it has room for those of an export and of its check; else over all devices."""
     memory, count = memory_of_a_device(), len(jax.devices())
-    needed = _SETS_AT_ONCE * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(job.model.abstract))
+    needed = SETS_AT_ONCE * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(job.model.abstract))
     if jax.process_count() == 1 and (memory is None or needed <= memory):
         count = 1
     inputs = example_inputs(job.model, count)

@@ -220,6 +220,20 @@ def test_what_was_trained_is_what_transformers_computes(family: str, mesh: str) 
 
 
 @pytest.mark.slow
+def test_a_run_that_began_with_other_parameters_needs_no_weights_of_its_model() -> None:
+    save("llama", torch.bfloat16)
+    done("train", "recipe.yaml")
+    Path("saved/model.safetensors").unlink()
+    other = ["model.params=run", "output_dir=other"]
+    done("train", "recipe.yaml", *other)
+    done("export", "other", "--output", "out")
+    model = loaded(transformers.AutoModelForCausalLM, "out")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert json.loads(Path("out/config.json").read_text())["dtype"] == "float32"
+    assert "saved: has no weights" in refused("export", "run", "--output", "lost")  # whose types they have
+
+
+@pytest.mark.slow
 def test_a_model_from_scratch_with_its_tokenizer_from_python() -> None:
     config = "{model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2}"
     scratch = RECIPE.replace("{name: saved, implementation: decoder}", f"{{config: {config}, tokenizer: byte}}")

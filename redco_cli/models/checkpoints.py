@@ -49,6 +49,11 @@ class Checkpoint:
     read: Callable[[str, Index], Array]
 
 
+def has_weights(directory: Path) -> bool:
+    """Whether a directory holds a checkpoint of a form that can be opened."""
+    return any((directory / name).is_file() for name in (SAFETENSORS, INDEX, FLAX))
+
+
 def open_checkpoint(directory: Path) -> Checkpoint:
     """The checkpoint in a directory.
 

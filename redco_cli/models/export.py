@@ -18,13 +18,15 @@ from jax.experimental import multihost_utils
 
 from redco_cli.console import CountProgress
 from redco_cli.errors import ModelError, StorageError
-from redco_cli.models.checkpoints import open_checkpoint, some
+from redco_cli.models.checkpoints import has_weights, open_checkpoint, some
 from redco_cli.models.export_check import difference_of
 from redco_cli.models.export_files import write_config, write_generation_config, write_tokenizer, write_weights
 from redco_cli.models.export_tensors import Model, Tensor, tensors_of
 from redco_cli.plugin.contract import Params
 from redco_cli.runtime.disk import check_directory
 
+SETS_AT_ONCE = 4
+"""How many times an export may hold its parameters: those loaded again, and both rounded, besides."""
 _OTHER_PLACE = "choose another directory"
 
 
@@ -52,6 +54,7 @@ def export_model(
     directory: Path,
     *,
     source: Path | None = None,
+    began_there: bool = True,
     tokenizer: Any = None,
     dtype: str | None = None,
 ) -> Exported:
@@ -65,8 +68,9 @@ def export_model(
         model: what `resolve_model` returned.
         params: its parameters.
         directory: a new or empty one.
-        source: the directory of the checkpoint that training began with. Tensors are written in the type they have
-            there (else in float32); the generation config and, without `tokenizer`, the tokenizer are copied from it.
+        source: the directory that the config is from. Tensors are written in the type they have there (else in
+            float32); the generation config and, without `tokenizer`, the tokenizer are copied from it.
+        began_there: whether training began with the weights in `source`; else it needs to have none.
         tokenizer: a tokenizer or processor to save; None for the one in `source`, if any.
         dtype: `float32`, `bfloat16` or `float16` for all tensors.
 
@@ -76,7 +80,7 @@ def export_model(
             model.
     """
     directory = directory.absolute()
-    stored = None if source is None else open_checkpoint(source)
+    stored = open_checkpoint(source) if source is not None and (began_there or has_weights(source)) else None
     _check_params(model, params, directory)
     tensors = tensors_of(model, params, stored, dtype)
     partial = directory.parent / f".{directory.name}.partial"

@@ -16,6 +16,7 @@ import jax
 
 from redco_cli.errors import DeviceError, RedcoError
 from redco_cli.job import Job, micro_batch_size, pass_size, prepare
+from redco_cli.models.export import SETS_AT_ONCE
 from redco_cli.placement import Placement
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.groups import fold
@@ -33,20 +34,21 @@ _SHOWN_EDITS = 5
 _LEAST = 0.01  # of all, below which neither a kind of memory nor a saving is told
 _LONGEST = 160
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>bytes|[KMGT]i?B?)\b")
-_STAGES = {"train": "training", "predict": "prediction"}
+_STAGES = {"train": "training", "predict": "prediction", "export": "export"}
+_LARGER = "take more or larger devices"
 _FAILURES = (RedcoError, MemoryError, RuntimeError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError)
 """Of a plan, which must not hide why the run ended: it traces the program of a user, with no memory to spare."""
 _POWERS = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @contextlib.contextmanager
-def explained(job: Job, placement: Placement, stage: Literal["train", "predict"]) -> Iterator[None]:
+def explained(job: Job, placement: Placement, stage: Literal["train", "predict", "export"]) -> Iterator[None]:
     """Says, when memory runs out, of what it is full and what to change. Costs nothing as long as it does not.
 
     Args:
         job: what runs.
         placement: on what.
-        stage: whether it trains or predicts.
+        stage: what it does.
 
     Raises:
         DeviceError: instead of what JAX or Python raised.
@@ -54,7 +56,7 @@ def explained(job: Job, placement: Placement, stage: Literal["train", "predict"]
     try:
         yield
     except MemoryError as error:
-        raise _of_the_host(job, error) from error
+        raise _of_the_host(job, placement, stage, error) from error
     except (RedcoError, jax.errors.JaxRuntimeError) as error:
         reported = _reported(error)
         if reported is None:
@@ -71,7 +73,7 @@ def _reported(error: BaseException | None) -> BaseException | None:
 
 
 def _shortage(job: Job, placement: Placement, stage: str, where: str, reported: str) -> DeviceError:
-    problem = f"the devices ran out of memory: {_first_line(reported)}"
+    problem, each = f"the devices ran out of memory: {_first_line(reported)}", placement.plan.bytes_per_device
     try:
         if stage == "train":
             now = _option(job, placement.plan, again=placement.again)
@@ -79,8 +81,11 @@ def _shortage(job: Job, placement: Placement, stage: str, where: str, reported: 
             edits = [edit for find in _TRAIN_EDITS for edit in find(job, placement, now)]
             if where == "eval step":
                 edits += _smaller_batch(job, placement, "eval", reported)
+        elif stage == "export":
+            held, total = f"{SETS_AT_ONCE} times its {_parameters(placement.plan)}", SETS_AT_ONCE * each
+            edits = []
         else:
-            held, total = _parameters(placement.plan), placement.plan.bytes_per_device
+            held, total = _parameters(placement.plan), each
             edits = _smaller_batch(job, placement, "predict", reported) + _split_parameters(placement)
     except _FAILURES as error:
         remedy = "lower train.micro_batch_size or data.max_length, set model.dtype: bfloat16 or train.remat: full"
@@ -90,7 +95,7 @@ def _shortage(job: Job, placement: Placement, stage: str, where: str, reported: 
     needs = f"by plan one device needs {format_bytes(total)}{of}: {held}"
     helpful = sorted((edit for edit in edits if edit[0] > _LEAST * total), reverse=True)[:_SHOWN_EDITS]
     lines = [f"{text} saves about {format_bytes(saved)}" for saved, text in helpful]
-    return DeviceError(where, f"{problem}\n  {needs}", "\n  -> ".join(lines or ["take more or larger devices"]))
+    return DeviceError(where, f"{problem}\n  {needs}", "\n  -> ".join(lines or [_LARGER]))
 
 
 def _first_line(text: str) -> str:
@@ -220,10 +225,13 @@ def _asked(reported: str) -> int | None:
     return None if match is None else round(float(match["number"]) * 1024 ** _POWERS[match["unit"][0]])
 
 
-def _of_the_host(job: Job, error: MemoryError) -> DeviceError:
+def _of_the_host(job: Job, placement: Placement, stage: str, error: MemoryError) -> DeviceError:
+    problem = f"this process ran out of the memory of its machine{f': {error}' if str(error) else ''}"
+    if stage == "export":
+        held = f"an export holds up to {SETS_AT_ONCE} times its parameters, {format_bytes(placement.plan.bytes)}"
+        return DeviceError("host memory", f"{problem}; {held}", "give the process more")
     data: Mapping[str, Any] = job.recipe.data.model_dump()
     buffered = f", data.shuffle_buffer (now {data['shuffle_buffer']})" if data["streaming"] else ""
     remedy = f"lower data.workers (now {data['workers']}){buffered} or train.global_batch_size"
     remedy += "" if data["streaming"] else ", or set data.streaming: true to hold less of the data"
-    problem = f"this process ran out of the memory of its machine{f': {error}' if str(error) else ''}"
     return DeviceError("host memory", problem, f"{remedy}; or give the process more")

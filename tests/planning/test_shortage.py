@@ -15,7 +15,7 @@ from redco_cli.planning.choice import arranged
 from redco_cli.planning.shortage import explained
 from redco_cli.planning.units import parse_bytes
 from redco_cli.recipe.load import load_recipe
-from redco_cli.run import predict, train
+from redco_cli.run import export, predict, train
 from redco_cli.training.loop import TrainingRun
 
 RECIPE = """
@@ -236,3 +236,25 @@ def test_predictions_that_do_not_fit(small: str, monkeypatch: pytest.MonkeyPatch
     assert held == "  by plan one device needs 64 B: parameters 64 B (largest: output/kernel 48 B, output/bias 16 B)"
     assert edits[0] == "  -> predict.batch_size: 4 saves about 6 GiB"
     assert edits[1:] == ["  -> mesh: {fsdp: 8} saves about 56 B"]
+
+
+def test_exports_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    train("recipe.yaml", ["train.steps=1"])
+    raised: list[Exception] = [jax.errors.JaxRuntimeError(ON_A_GPU), MemoryError()]
+
+    def failing(*_: object, **__: object) -> None:
+        raise raised.pop(0)
+
+    monkeypatch.setattr("redco_cli.run.export_model", failing)
+    with pytest.raises(DeviceError) as error:
+        export("one", output="exported")
+    first, held, remedy = str(error.value).splitlines()
+    assert first.startswith("export: the devices ran out of memory: Out of memory while trying to allocate")
+    parameters = re.fullmatch(r"  by plan one device needs (.*): 4 times its parameters (.*) \(largest: .*\)", held)
+    assert parameters is not None
+    assert parse_bytes(parameters[1], "") == pytest.approx(4 * parse_bytes(parameters[2], ""), rel=0.05)
+    assert remedy == "  -> take more or larger devices"
+    with pytest.raises(
+        DeviceError, match=r"an export holds up to 4 times its parameters, \S+ KiB\n  -> give the process more"
+    ):
+        export("one", output="exported")
