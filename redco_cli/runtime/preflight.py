@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redco_cli.errors import EXIT_REQUEUE, RedcoError
+from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
 from redco_cli.runtime.cluster import Cluster
 from redco_cli.runtime.hub import Hub
 from redco_cli.runtime.link import Link
-from redco_cli.runtime.signals import Early
+from redco_cli.runtime.signals import AT_ONCE, Early
 from redco_cli.runtime.wire import Message, Wire
 
 _RETRY, _PATIENCE = 0.3, 5.0  # seconds between two attempts, and beyond the time-out for the hub to say what is wrong
@@ -56,7 +56,7 @@ def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float, early: Earl
     """
     deadline = time.monotonic() + seconds
     come: list[Wire] = []
-    early.tell = lambda reason: _excuse(cluster, come, reason)
+    early.tell = lambda reason, code: _excuse(cluster, come, reason, code)
     if cluster.process == 0:
         _open_hub(cluster, seconds)
     wire = _come(cluster, known, deadline, seconds)
@@ -84,15 +84,15 @@ def _come(cluster: Cluster, known: Mapping[str, Any], deadline: float, seconds: 
     return wire
 
 
-def _excuse(cluster: Cluster, come: Sequence[Wire], reason: str) -> None:
+def _excuse(cluster: Cluster, come: Sequence[Wire], reason: str, code: int) -> None:
     """Tells the hub that this process, which may not have come yet, was asked to stop; time for all to hear of it."""
-    stopped = {"code": EXIT_REQUEUE, "reason": reason}
+    stopped, seconds = {"code": code, "reason": reason}, AT_ONCE if code == EXIT_INTERRUPTED else _LAST_WORDS
     if come:
         come[0].send(op="leave", peaceful=False, **stopped)
-        time.sleep(_LAST_WORDS)  # in which this process ends by what the hub answers
+        time.sleep(seconds)  # in which this process ends by what the hub answers
         return
     with contextlib.suppress(RedcoError):
-        _answer(_come(cluster, {}, time.monotonic() + _LAST_WORDS, _LAST_WORDS, stopped=stopped), _LAST_WORDS)
+        _answer(_come(cluster, {}, time.monotonic() + seconds, seconds, stopped=stopped), seconds)
 
 
 def _answer(wire: Wire, seconds: float) -> Message:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoError, Requeue
+from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, Interrupted, RedcoError, Requeue
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.runtime.cluster import Cluster, recognised, timeout
 from redco_cli.runtime.everyone import linked
@@ -57,7 +57,7 @@ def joined(
         tell(str(cluster))
         seconds, recipe = timeout(os.environ), loaded.recipe.model_dump(mode="json")
         connection = meet(cluster, facts(cluster, recipe), seconds, early)
-        early.tell = lambda reason: connection.leave(peaceful=False, code=EXIT_REQUEUE, reason=reason)
+        early.tell = lambda reason, code: connection.leave(peaceful=False, code=code, reason=reason)
         stack.enter_context(linked(connection))
         connection.listen(lambda end: _give_up(end, show))
         stack.enter_context(_results_of(cluster.process))

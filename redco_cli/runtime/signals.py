@@ -156,36 +156,40 @@ class Early:
     """What signals do before there is anything to save.
 
     Attributes:
-        tell: lets the other processes know the reason.
-        is_over: whether they do nothing any more.
+        tell: lets the other processes know the reason, and the exit code for them.
+        is_over: whether one came, or none matters any more.
     """
 
-    tell: Callable[[str], object] = lambda _reason: None
+    tell: Callable[[str, int], object] = lambda _reason, _code: None
     is_over: bool = False
 
 
 @contextlib.contextmanager
 def stop_at_once(show: Callable[[RedcoError], None]) -> Iterator[Early]:
-    """While the context lasts, SIGTERM and SIGUSR1 end this process: exit code 75, as later.
+    """While the context lasts, a signal ends this process, with the exit code that it has later.
 
-    They raise nothing: native code that is being imported would abort, or make another error of it.
+    It raises nothing: native code that is being imported would abort, or make another error of it, or swallow it. Only
+    Ctrl-C does, once more, or when all is over.
 
     Args:
         show: takes the reason, in a thread.
     """
     early = Early()
 
-    def end(name: str) -> None:
-        early.tell(name)
-        show(Requeue(name, "stopped by a signal; nothing was to be saved", _REMEDY))
-        end_now(EXIT_REQUEUE)
+    def end(number: int) -> None:
+        name, kind = signal.Signals(number).name, Interrupted if number == signal.SIGINT else Requeue
+        early.tell(name, _code(number))
+        show(kind(name, "stopped by a signal; nothing was to be saved", _REMEDY))
+        end_now(_code(number))
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if not early.is_over:
             early.is_over = True
-            threading.Thread(target=end, args=(signal.Signals(number).name,), daemon=True, name="redco-end").start()
+            threading.Thread(target=end, args=(number,), daemon=True, name="redco-end").start()
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
 
-    with _handling({number: handle for number in _HEARD if number != signal.SIGINT}):
+    with _handling(dict.fromkeys(_HEARD, handle)):
         yield early
 
 
