@@ -14,6 +14,7 @@ from redco_cli.placement import Placement, place, read_loss
 from redco_cli.planning.options import Devices, Option, options
 from redco_cli.planning.units import format_bytes
 from redco_cli.planning.workload import job_workload
+from redco_cli.runtime.everyone import gathered
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR
 from redco_cli.sharding.reading import Reading, unread
@@ -31,7 +32,7 @@ def arranged(job: Job) -> tuple[Job, Placement]:
     Raises:
         RedcoError: the mesh fits neither the devices nor the model.
     """
-    memory = memory_of_a_device()
+    memory = _least_memory()
     if memory is None:
         return job, placed(job, read_loss)
     section = job.recipe.mesh
@@ -63,6 +64,12 @@ def memory_of_a_device() -> int | None:
     """Bytes of a device of this machine; None where it does not say, as a CPU."""
     limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     return None if limit is None else int(limit)
+
+
+def _least_memory() -> int | None:
+    """The same on all processes, which must choose alike though their devices may not have quite as much."""
+    limits = gathered("memory of a device", memory_of_a_device())
+    return None if None in limits else min(limits)
 
 
 def _count(sizes: Mapping[str, int] | None) -> int:
