@@ -6,21 +6,32 @@ import os
 import signal
 from types import FrameType
 
-_REQUEUE = 75  # `errors.EXIT_REQUEUE`: importing it takes time in which a signal would not be heard
+_HEARD = (signal.SIGTERM, signal.SIGUSR1)
+_REQUEUE, _INTERRUPTED = 75, 130  # as in `errors`: importing it takes time in which a signal would not be heard
 
 
 def hear_early() -> None:
     """Makes SIGTERM and SIGUSR1 end this process with the code for it, until somebody with more to lose hears them."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in _HEARD:
         signal.signal(number, _end_at_once)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_HEARD, signal.SIGINT))  # `redco launch` blocks them until now
+    os.register_at_fork(after_in_child=_forget)
 
 
 def main() -> None:
     """The entry point."""
-    hear_early()
-    from redco_cli.cli import main as run
-
+    try:
+        hear_early()
+        from redco_cli.cli import main as run
+    except KeyboardInterrupt:
+        os.write(2, b"interrupted\n")
+        os._exit(_INTERRUPTED)
     run()
+
+
+def _forget() -> None:
+    for number in _HEARD:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _end_at_once(number: int, _frame: FrameType | None) -> None:

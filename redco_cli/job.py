@@ -11,6 +11,7 @@ import flax.linen as nn
 import numpy as np
 from jax.sharding import Mesh
 
+from redco_cli.console import warn
 from redco_cli.data.batch import check_batch
 from redco_cli.data.examples import check_examples, is_indexed
 from redco_cli.data.resumable import ResumableStream, is_resumable
@@ -182,7 +183,8 @@ def _examples(job: Job, split: str) -> Any:
     source: SourceSection | None = getattr(loaded.recipe.data, split)
     if source is not None:
         streaming = loaded.recipe.data.streaming and split == "train"
-        return load_source(source, key, streaming=streaming, directory=loaded.directory, where=loaded.where)
+        tell, directory = _warner(job.where(key)), loaded.directory
+        return load_source(source, key, streaming=streaming, directory=directory, where=job.where, tell=tell)
     if job.plugin.load_examples is None:
         return None
     where = f"{job.plugin.file}: load_examples"
@@ -192,11 +194,18 @@ def _examples(job: Job, split: str) -> Any:
             return None
         examples = check_examples(examples, where)
         if not is_indexed(examples) and is_resumable(examples):
-            examples = ResumableStream(examples, lambda: reading(job.plugin.file))
+            examples = ResumableStream(
+                examples, lambda: reading(job.plugin.file), lambda text: warn(f"{where}: {text}")
+            )
     if split == "eval" and not is_indexed(examples):
         problem = "the eval examples have no length, and each must be evaluated exactly once"
         raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")
     return examples if is_marked(examples) else guard_examples(examples, job.plugin.file)
+
+
+def _warner(where: str) -> Callable[[str], None]:
+    """Warns of something at a place."""
+    return lambda text: warn(f"{where}: {text}")
 
 
 def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:

@@ -18,7 +18,13 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def load_source(
-    source: SourceSection, key: str, *, streaming: bool, directory: Path, where: Callable[[str], str]
+    source: SourceSection,
+    key: str,
+    *,
+    streaming: bool,
+    directory: Path,
+    where: Callable[[str], str],
+    tell: Callable[[str], None] = lambda _text: None,
 ) -> Examples:
     """The examples of one dataset.
 
@@ -28,6 +34,7 @@ def load_source(
         streaming: read as it comes, with no known length.
         directory: the recipe's folder; relative paths start there, or else in the working directory.
         where: dotted key to its place in the recipe.
+        tell: takes a line for the user, when a stream cannot be continued where it was left.
 
     Returns:
         A sequence of dicts, or when streaming an iterable of dicts that starts afresh each time. Either raises a
@@ -47,7 +54,7 @@ def load_source(
         dataset = dataset.take(source.limit) if streaming else dataset.select(range(min(source.limit, len(dataset))))
     if not streaming:
         return check_examples(Rows(dataset, reader), where(key))
-    stream = ResumableStream(dataset, lambda: reader.explained("an example cannot be read"))
+    stream = ResumableStream(dataset, lambda: reader.explained("an example cannot be read"), tell)
     return check_examples(stream, where(key))
 
 

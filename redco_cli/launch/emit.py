@@ -7,13 +7,15 @@ import shlex
 from collections.abc import Sequence
 from typing import Literal
 
-from redco_cli.errors import EXIT_REQUEUE
+from redco_cli.errors import EXIT_FAILED, EXIT_REQUEUE, EXIT_USAGE
 from redco_cli.launch.local import check_command
-from redco_cli.runtime.cluster import COORDINATOR, PROCESSES
+from redco_cli.runtime.cluster import COORDINATOR, PROCESSES, TIMEOUT, timeout
 
 Scheduler = Literal["slurm", "jobset"]
-_GRACE = 300  # seconds between the signal to save and the end
+_TIMEOUT = int(timeout({}))  # seconds after which a run that was asked to stop ends without saving
+_GRACE = _TIMEOUT + 120  # seconds between the signal to save and the end: the longest stop, and what comes after it
 _PORT = 8476
+_WORK = "/work"  # where the shared volume of a JobSet is mounted
 
 _SLURM = """\
 #!/bin/bash
@@ -22,7 +24,8 @@ _SLURM = """\
 #SBATCH --ntasks-per-node=1
 {devices}#SBATCH --requeue
 #SBATCH --open-mode=append
-# So many seconds before the end of its time, the run is asked to save, and exits with {requeue}.
+# So many seconds before the end of its time, the run is asked to save, and exits with {requeue}. A stop takes up to
+# {timeout_name}, {timeout} seconds unless you set it; the rest is for the lines below. Raise both together.
 #SBATCH --signal=TERM@{grace}
 
 srun {command}
@@ -37,8 +40,15 @@ kind: JobSet
 metadata:
   name: redco
 spec:
+  # A run that is started again continues. It is started again after a request to end (exit code {requeue}), a killed
+  # process, a lost node, and a failure (exit code {failed}): with that code all end when one of them is gone. Only a
+  # command that cannot work (exit code {usage}) is not tried again. An invalid recipe is a failure: `redco validate`
+  # tells before. Raise maxRestarts where nodes are taken away more often.
   failurePolicy:
-    maxRestarts: 100  # a run that is started again continues
+    maxRestarts: 10
+    rules:
+      - action: FailJobSet
+        onJobFailureReasons: [PodFailurePolicy]
   replicatedJobs:
     - name: workers
       replicas: 1
@@ -48,13 +58,27 @@ spec:
           completions: {processes}
           parallelism: {processes}
           backoffLimit: 0
+          podFailurePolicy:
+            rules:
+              - action: FailJob
+                onExitCodes: {{containerName: redco, operator: In, values: [{usage}]}}
           template:
             spec:
               restartPolicy: Never
+              # A stop takes up to {timeout_name}, {timeout} seconds unless you set it: raise both together.
               terminationGracePeriodSeconds: {grace}
+              # What a pod writes elsewhere is lost with it, and no other pod sees it. So output_dir must be on this
+              # volume, or nothing continues. A relative one is, and a relative recipe is looked for there too.
+              volumes:
+                - name: work
+                  persistentVolumeClaim:
+                    claimName: REPLACE-WITH-A-READWRITEMANY-CLAIM-THAT-HOLDS-THE-RECIPE
               containers:
                 - name: redco
-                  image: REPLACE-WITH-AN-IMAGE-THAT-HOLDS-REDCO-AND-THE-RECIPE
+                  image: REPLACE-WITH-AN-IMAGE-THAT-HOLDS-REDCO
+                  workingDir: {work}
+                  volumeMounts:
+                    - {{name: work, mountPath: {work}}}
                   command: {command}
                   env:
                     - {{name: {names[0]}, value: "{processes}"}}
@@ -81,17 +105,23 @@ def submission(scheduler: Scheduler, command: Sequence[str], processes: int, dev
     """
     check_command(command)
     words = ["redco", *command]
+    shared = {
+        "processes": processes,
+        "grace": _GRACE,
+        "timeout": _TIMEOUT,
+        "timeout_name": TIMEOUT,
+        "requeue": EXIT_REQUEUE,
+    }
     if scheduler == "slurm":
         gpus = "" if devices is None else f"#SBATCH --gpus-per-task={devices}\n"
-        return _SLURM.format(
-            processes=processes, devices=gpus, grace=_GRACE, requeue=EXIT_REQUEUE, command=shlex.join(words)
-        )
-    gpus = "" if devices is None else _JOBSET_DEVICES.format(devices=devices)
+        return _SLURM.format(devices=gpus, command=shlex.join(words), **shared)
     return _JOBSET.format(
-        processes=processes,
-        devices=gpus,
-        grace=_GRACE,
+        devices="" if devices is None else _JOBSET_DEVICES.format(devices=devices),
         command=json.dumps(words),
         names=(PROCESSES, COORDINATOR),
         port=_PORT,
+        failed=EXIT_FAILED,
+        usage=EXIT_USAGE,
+        work=_WORK,
+        **shared,
     )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from types import FrameType
 from typing import IO, TextIO
@@ -39,7 +40,8 @@ def check_command(command: Sequence[str]) -> None:
 def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     """Runs `redco COMMAND...` as several processes until all have ended; signals go to each of them.
 
-    When one fails, the others are given time to say why they end, and are then ended.
+    When one fails, the others are given time to say why they end, and are then ended. A signal is kept until all are
+    started, and by each of them until it can hear it.
 
     Args:
         command: such as `["train", "recipe.yaml"]`.
@@ -58,26 +60,17 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     shared = {**os.environ, COORDINATOR: f"localhost:{_free_port()}", PROCESSES: str(processes)}
     started: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
+    heard: deque[int] = deque()
 
-    def forward(number: int, _frame: FrameType | None) -> None:
-        for child in started:
-            if child.poll() is None:
-                child.send_signal(number)
+    def hear(number: int, _frame: FrameType | None) -> None:
+        heard.append(number)  # no more: it may come while a child is started and not yet in the list
 
-    previous = {number: signal.signal(number, forward) for number in _FORWARDED}
+    previous = {number: signal.signal(number, hear) for number in _FORWARDED}
     try:
         for process in range(processes):
-            child = subprocess.Popen(  # noqa: S603 - this program itself
-                [sys.executable, *_PROGRAM, *command],
-                env={**shared, PROCESS: str(process)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # a terminal's Ctrl-C would reach them a second time
-            )
-            started.append(child)
-            readers += _reading(child, process)
-        code = _wait(started)
+            started.append(_start(command, {**shared, PROCESS: str(process)}))
+            readers += _reading(started[-1], process)
+        code = _wait(started, heard)
     finally:
         for child in started:
             if child.poll() is None:
@@ -89,10 +82,34 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     return code
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Until all have ended: by themselves, or some time after the first failure."""
+def _start(command: Sequence[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+    """A process that hears no signal until it lets them through: `redco_cli.__main__.hear_early` does.
+
+    A process inherits which signals are blocked, so one that comes before its handlers are set stays pending until they
+    are, instead of ending it by Python's default with no word and another exit code.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    try:
+        return subprocess.Popen(  # noqa: S603 - this program itself
+            [sys.executable, *_PROGRAM, *command],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # a terminal's Ctrl-C would reach them a second time
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]], heard: deque[int]) -> int:
+    """Until all have ended: by themselves, after a signal heard and passed on, or some time after the first failure."""
     code, failed_at, asked = 0, 0.0, False
     while any(child.poll() is None for child in children):
+        while heard:
+            number = heard.popleft()
+            for child in children:
+                child.send_signal(number)  # none to one that has ended
         time.sleep(_LOOK)
         failed = next((child.returncode for child in children if child.poll()), None)
         if failed is None:

@@ -244,7 +244,7 @@ class Plugin(Protocol):
         """The examples of "train" or "eval".
 
         An iterable with `state_dict` and `load_state_dict`, as those of `datasets`, is continued where a run was
-        stopped; any other is read over to that place.
+        stopped: each epoch reads a copy of the object as it was returned. Any other is read over to that place.
         """
         ...
 

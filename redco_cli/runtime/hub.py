@@ -47,6 +47,7 @@ class Hub:
         self._lock = threading.RLock()
         self._come: list[tuple[Message, Wire]] = []
         self._decided = False
+        self._found: Verdict | None = None
         self._gathering: dict[str, dict[int, Any]] = {}
         self._frozen: dict[int, int] | None = None
         self._gone: set[int] = set()
@@ -72,6 +73,13 @@ class Hub:
             wire.close()
             return
         with self._lock:
+            if self._decided:
+                late = Verdict(
+                    "all have met, or given up, without this process", "was one started twice? give each its id"
+                )
+                wire.send(op="refused", **asdict(late))
+                wire.close()
+                return
             self._come.append((hello, wire))
             self._hurry(float(hello["seconds"]))
             self._decide()
@@ -105,7 +113,8 @@ class Hub:
             if self._decided:
                 return
             hellos = [hello for hello, _ in self._come]
-            found = stopped(hellos) or contradiction(hellos, self._processes)
+            # One who has said why, and gone, is in the way all the same: others may have left for it.
+            found = self._found = self._found or stopped(hellos) or contradiction(hellos, self._processes)
             missing, starts = self._missing(), {(hello["process"], hello["at"]) for hello in hellos}
             if late and found is None:
                 names = ", ".join(map(str, missing))

@@ -22,9 +22,9 @@ from types import FrameType
 from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoError, Requeue
 from redco_cli.runtime.cluster import timeout
 from redco_cli.runtime.everyone import link as joined_link
+from redco_cli.runtime.handlers import HEARD, handling
 from redco_cli.runtime.link import Link
 
-_HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 AT_ONCE = 3.0
 """Seconds after a second Ctrl-C in which the program may end by itself."""
 _REMEDY = "run the same command to continue"
@@ -40,6 +40,7 @@ class StopRequest:
     Attributes:
         exit_code: None while nothing is to stop; 130 after Ctrl-C; 75 after SIGTERM or SIGUSR1 (requeue me). With
             several processes it changes only within `due`.
+        is_reached: whether a point to stop at has come; what is left is to save.
     """
 
     def __init__(self, link: Link | None = None, tell: Callable[[str], None] = lambda _text: None) -> None:
@@ -52,6 +53,7 @@ class StopRequest:
         self.exit_code: int | None = None
         self._asked: int | None = None
         self._link, self._tell = link, tell
+        self.is_reached = False
         self._point = 0
         self._stop_at: int | None = None
         self._is_frozen, self._code = False, EXIT_REQUEUE
@@ -79,14 +81,15 @@ class StopRequest:
     def due(self) -> bool:
         """Whether to stop here: the same answer on all processes, which must ask at the same points."""
         if self._link is None:
-            return self.exit_code is not None
+            self.is_reached = self.exit_code is not None
+            return self.is_reached
         with self._changed:
             if self._stop_at is None and self._is_frozen:
                 self._changed.wait_for(lambda: self._stop_at is not None)
             stopping = self._stop_at is not None and self._point >= self._stop_at
             self._point += 1
             if stopping:
-                self.exit_code = self._code
+                self.exit_code, self.is_reached = self._code, True
             return stopping
 
     def outcome(self, where: str, problem: str) -> RedcoError:
@@ -143,7 +146,7 @@ def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
         if number == signal.SIGINT and len(handled) > 1:
             raise KeyboardInterrupt
 
-    with _handling(dict.fromkeys(_HEARD, handle)), _watching(request, tell):
+    with handling(dict.fromkeys(HEARD, handle)), _watching(request, tell):
         _current.append(request)
         try:
             yield request
@@ -189,7 +192,7 @@ def stop_at_once(show: Callable[[RedcoError], None]) -> Iterator[Early]:
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    with _handling(dict.fromkeys(_HEARD, handle)):
+    with handling(dict.fromkeys(HEARD, handle)):
         yield early
 
 
@@ -206,19 +209,6 @@ def _code(number: int) -> int:
 
 
 @contextlib.contextmanager
-def _handling(handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
 def _watching(request: StopRequest, tell: Callable[[str], None]) -> Iterator[None]:
     """Hears each signal at once, in a thread: Python's handlers wait until native code, such as a compiler, returns."""
     if threading.current_thread() is not threading.main_thread():
@@ -227,13 +217,18 @@ def _watching(request: StopRequest, tell: Callable[[str], None]) -> Iterator[Non
     hearing, told = socket.socketpair()
     told.setblocking(False)
     seconds = timeout(os.environ)
-    late = _ending(seconds, EXIT_REQUEUE, f"nothing to stop at came within {seconds:g} s of a signal", tell)
-    at_once = _ending(AT_ONCE, EXIT_INTERRUPTED, "interrupted", tell)
+
+    def missed() -> str:
+        what = "saving was not done" if request.is_reached else "nothing to stop at came"
+        return f"{what} within {seconds:g} s of a signal"
+
+    late = _ending(seconds, EXIT_REQUEUE, missed, tell)
+    at_once = _ending(AT_ONCE, EXIT_INTERRUPTED, lambda: "interrupted", tell)
 
     def watch() -> None:
         heard = 0
         while numbers := hearing.recv(64):
-            for number in filter(_HEARD.__contains__, numbers):
+            for number in filter(HEARD.__contains__, numbers):
                 heard += 1
                 request.ask(_code(number))
                 if heard == 1:
@@ -259,10 +254,11 @@ def _watching(request: StopRequest, tell: Callable[[str], None]) -> Iterator[Non
         at_once.cancel()
 
 
-def _ending(seconds: float, code: int, reason: str, tell: Callable[[str], None]) -> threading.Timer:
+def _ending(seconds: float, code: int, why: Callable[[], str], tell: Callable[[str], None]) -> threading.Timer:
     """Ends this process so many seconds after its start, and the others for the same reason."""
 
     def end() -> None:
+        reason = why()
         tell(f"{reason}: ending without saving; the last checkpoint counts")
         link = joined_link()
         if link is not None:

@@ -1,13 +1,22 @@
+import re
+import signal
 import subprocess
 
 import pytest
 import yaml
 
-from redco_cli.errors import UsageError
+from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from redco_cli.launch.emit import submission
-from redco_cli.runtime.cluster import Cluster, recognised
+from redco_cli.runtime.cluster import Cluster, recognised, timeout
 
 COMMAND = ["train", "my recipe.yaml", "train.steps=10"]
+MARGIN = 90  # seconds: Slurm sends a signal up to 60 s early, and what comes after a stop takes some as well
+
+
+def jobset(devices=8):
+    """The JobSet, and the Job that it makes."""
+    whole = yaml.safe_load(submission("jobset", COMMAND, 4, devices))
+    return whole, whole["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
 def test_a_slurm_script():
@@ -19,10 +28,15 @@ def test_a_slurm_script():
         "#SBATCH --ntasks=4",
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --gpus-per-task=8",
-        "#SBATCH --signal=TERM@300",
     } <= set(lines)
     assert "srun redco train 'my recipe.yaml' train.steps=10" in lines
     assert "gpus" not in submission("slurm", COMMAND, 4, None)
+
+
+def test_the_longest_stop_ends_before_the_scheduler_ends_the_run():
+    (grace,) = re.findall(r"^#SBATCH --signal=TERM@(\d+)$", submission("slurm", COMMAND, 4, 8), re.MULTILINE)
+    pod = jobset()[1]["template"]["spec"]
+    assert min(int(grace), pod["terminationGracePeriodSeconds"]) >= timeout({}) + MARGIN
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])
@@ -43,9 +57,8 @@ def test_a_slurm_script_is_queued_again_only_after_a_signal(code, tmp_path):
 
 
 def test_a_jobset_gives_each_process_what_it_is_recognised_by():
-    job = yaml.safe_load(submission("jobset", COMMAND, 4, 8))
+    job, workers = jobset()
     assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
-    workers = job["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert (workers["completions"], workers["parallelism"], workers["completionMode"]) == (4, 4, "Indexed")
     container = workers["template"]["spec"]["containers"][0]
     assert container["command"] == ["redco", *COMMAND]
@@ -53,7 +66,49 @@ def test_a_jobset_gives_each_process_what_it_is_recognised_by():
     environ = {one["name"]: one["value"] for one in container["env"]} | {"JOB_COMPLETION_INDEX": "3"}
     name, group = job["metadata"]["name"], job["spec"]["replicatedJobs"][0]["name"]
     assert recognised(environ) == Cluster("Kubernetes", f"{name}-{group}-0-0.{name}:8476", 4, 3, None)
-    assert "resources" not in submission("jobset", COMMAND, 4, None)
+    assert "resources" not in jobset(None)[1]["template"]["spec"]["containers"][0]
+
+
+def test_all_pods_of_a_jobset_work_on_one_volume_that_outlives_them():
+    pod = jobset()[1]["template"]["spec"]
+    (container,), (volume,) = pod["containers"], pod["volumes"]
+    assert set(volume) == {"name", "persistentVolumeClaim"}
+    assert volume["persistentVolumeClaim"]["claimName"].startswith("REPLACE-WITH-A-READWRITEMANY-CLAIM")
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": container["workingDir"]}]
+    assert container["image"].startswith("REPLACE-WITH-")
+
+
+@pytest.mark.parametrize(
+    ("code", "again"),
+    [
+        (EXIT_USAGE, False),
+        (EXIT_FAILED, True),  # so do the others end when one process is gone
+        (EXIT_REQUEUE, True),
+        (EXIT_INTERRUPTED, True),
+        (128 + signal.SIGKILL, True),
+        (128 + signal.SIGTERM, True),
+        (128 + signal.SIGABRT, True),
+    ],
+)
+def test_a_jobset_is_restarted_whatever_happens_but_not_when_its_command_cannot_work(code, again):
+    whole, job = jobset()
+    reason = "BackoffLimitExceeded"  # of the job, once a pod failed and no rule spoke of it
+    for rule in job["podFailurePolicy"]["rules"]:
+        codes = rule["onExitCodes"]
+        assert (rule["action"], codes["operator"]) == ("FailJob", "In")
+        assert codes["containerName"] in [container["name"] for container in job["template"]["spec"]["containers"]]
+        if code in codes["values"]:
+            reason = "PodFailurePolicy"
+    policy = whole["spec"]["failurePolicy"]
+    actions = [rule["action"] for rule in policy["rules"] if reason in rule["onJobFailureReasons"]]
+    assert (actions or ["RestartJobSet"]) == (["RestartJobSet"] if again else ["FailJobSet"])
+    assert policy["maxRestarts"] == 10
+
+
+def test_a_jobset_is_such_that_kubernetes_takes_its_rules():
+    job = jobset()[1]
+    assert job["template"]["spec"]["restartPolicy"] == "Never"  # a podFailurePolicy is refused with any other
+    assert job["backoffLimit"] == 0  # one pod that failed fails the job: the others cannot go on without it
 
 
 @pytest.mark.parametrize(("command", "problem"), [([], "no command is given"), (["init"], "init is not for several")])

@@ -58,19 +58,88 @@ sys.exit(3)
     assert child.returncode == code
 
 
-def test_signals_reach_every_process():
-    program = """
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signals_reach_every_process(number):
+    program = f"""
 import signal, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+from redco_cli.__main__ import hear_early
+hear_early()
+signal.signal({int(number)}, lambda *_: sys.exit(75))
 print("ready", flush=True)
 time.sleep(60)
 """
     child = launcher(program)
     for _ in range(3):
         child.stdout.readline()
-    child.send_signal(signal.SIGTERM)
+    child.send_signal(number)
     child.communicate(timeout=30)
     assert child.returncode == 75
+
+
+def test_a_signal_that_comes_before_a_process_can_hear_it_waits_until_it_can():
+    program = """
+import time
+print("born", flush=True)
+time.sleep(0.5)
+from redco_cli.__main__ import hear_early
+hear_early()
+time.sleep(60)
+"""
+    child = launcher(program)
+    for _ in range(3):
+        child.stdout.readline()
+    child.send_signal(signal.SIGTERM)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 75
+    assert sorted(err.splitlines()) == [f"[{n}] SIGTERM: nothing was to be saved" for n in range(3)]
+
+
+WHILE_STARTING = """
+import os, signal, subprocess
+class Popen(subprocess.Popen):
+    count = 0
+    def __init__(self, *args, **named):
+        place, moment = {at}
+        Popen.count += 1
+        if (Popen.count, moment) == (place, "before"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        super().__init__(*args, **named)
+        if (Popen.count, moment) == (place, "after"):
+            os.kill(os.getpid(), signal.SIGTERM)
+import redco_cli.launch.local as local
+local.subprocess.Popen = Popen
+"""
+
+
+@pytest.mark.parametrize("at", [(1, "before"), (1, "after"), (2, "after"), (3, "after")])
+def test_a_signal_that_comes_while_processes_are_started_reaches_all(at):
+    program = """
+import time
+from redco_cli.__main__ import hear_early
+hear_early()
+time.sleep(4)
+"""
+    child = subprocess.Popen(
+        [sys.executable, "-c", WHILE_STARTING.format(at=at) + LAUNCHER, WHO + program, "3", ""],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 75
+    assert sorted(err.splitlines()) == [f"[{n}] SIGTERM: nothing was to be saved" for n in range(3)]
+
+
+def test_what_the_launcher_itself_hears_is_afterwards_as_it_was():
+    look = """
+import signal
+def heard():
+    names = ("SIGINT", "SIGTERM", "SIGUSR1")
+    return [signal.getsignal(getattr(signal, name)) for name in names], signal.pthread_sigmask(signal.SIG_BLOCK, ())
+before = heard()
+"""
+    text = look + LAUNCHER.replace("sys.exit(local", "code = (local") + "sys.exit(code or before != heard())\n"
+    ran = subprocess.run([sys.executable, "-c", text, WHO, "2", ""], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_processes_that_do_not_end_after_a_failure_are_ended():

@@ -55,7 +55,8 @@ def test_an_interruption_while_data_is_prepared(folder) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    said = "SIGINT: stopped by a signal; nothing was to be saved\n  -> run the same command to continue\n"
+    assert (process.returncode, out, err) == (130, "", said)
     assert not (folder.root / "run").exists()
 
 

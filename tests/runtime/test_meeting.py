@@ -13,7 +13,7 @@ import pytest
 from several import ended, free_port
 
 from redco_cli.errors import RedcoError
-from redco_cli.runtime import wire
+from redco_cli.runtime import hub, wire
 from redco_cli.runtime.cluster import Cluster
 from redco_cli.runtime.link import Link
 from redco_cli.runtime.preflight import facts, meet
@@ -188,6 +188,7 @@ def test_a_process_that_is_asked_to_stop_before_all_have_met_ends_all(stopped):
 
     children = [begin(2)]
     if stopped == 2:  # process 0, which knows the others, is not there yet
+        time.sleep(0.3)
         children[0].terminate()
     children += [begin(0), begin(1)]
     time.sleep(0.5)
@@ -204,19 +205,54 @@ def test_a_process_that_is_asked_to_stop_before_all_have_met_ends_all(stopped):
         assert ended_early in end.out or (process == stopped and end.out.startswith(by_itself))
 
 
+def test_what_ends_the_meeting_is_told_to_those_who_come_when_who_said_it_is_gone(monkeypatch):
+    monkeypatch.setattr(hub, "_LINGER", 1.0)
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meeting, [cluster(0, 3, port)], 20)
+        time.sleep(0.3)
+        leaving = wire.Wire(socket.create_connection(("localhost", port + 1)))
+        leaving.send(op="hello", process=1, processes=3, at="far", seconds=20, facts=FACTS)
+        leaving.send(op="leave", peaceful=False, code=130, reason="SIGINT")
+        time.sleep(0.2)
+        leaving.close()
+        ((text,), seconds) = first.result()
+    assert seconds < 5
+    assert text.endswith("process 1 (far) ended before all had met: SIGINT\n  -> run the same command to continue")
+
+
+def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody():
+    port = free_port()
+    early = []
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, Early())
+        time.sleep(0.3)
+        late = wire.Wire(socket.create_connection(("localhost", port + 1)))  # let in, but says nothing yet
+        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, Early())
+        early += [first.result(), second.result()]
+    late.send(op="hello", process=1, processes=2, at="far", seconds=5, facts=FACTS)
+    refused = late.receive(5)
+    late.close()
+    assert refused["problem"] == "all have met, or given up, without this process"
+    assert ends_of(early, 1) == []
+
+
 @pytest.fixture
 def quick_beats(monkeypatch):
     """Who is silent for half a second is dead."""
     monkeypatch.setattr(wire, "_BEAT", 0.1)
 
 
-def end_of(link, seconds):
-    """Why a link ends, if it does in so many seconds."""
+def ends_of(links, seconds):
+    """Why links end, of those that do in so many seconds."""
     ends, told = [], threading.Event()
-    link.listen(lambda end: (ends.append(end), told.set()))
+    for link in links:
+        link.listen(lambda end: (ends.append(end), told.set()))
     told.wait(seconds)
-    link.close()
-    return ends
+    found = list(ends)
+    for link in links:
+        link.close()
+    return found
 
 
 @pytest.mark.usefixtures("quick_beats")
@@ -227,7 +263,7 @@ def test_a_process_that_is_frozen_is_taken_for_dead():
         time.sleep(0.3)
         frozen = wire.Wire(socket.create_connection(("localhost", port + 1)))
         frozen.send(op="hello", process=1, processes=2, at="far", seconds=1, facts=FACTS)
-        (end,) = end_of(first.result(), 5)
+        (end,) = ends_of([first.result()], 5)
     assert frozen.receive(1) == {"op": "go"}
     frozen.close()
     assert end.reason == "process 1 (far) has not been heard of for 1 s: it is stopped or frozen, or its machine is"
@@ -242,7 +278,7 @@ def test_process_0_that_is_frozen_is_taken_for_dead():
         frozen = wire.Wire(listener.accept()[0])
         assert frozen.receive(1)["op"] == "hello"
         frozen.send(op="go")
-        (end,) = end_of(other.result(), 5)
+        (end,) = ends_of([other.result()], 5)
         frozen.close()
     assert end.reason == "process 0 has not been heard of for 1 s: it is stopped or frozen, or its machine is"
 
@@ -251,8 +287,7 @@ def test_process_0_that_is_frozen_is_taken_for_dead():
 def test_processes_that_have_nothing_to_say_are_alive():
     port = free_port()
     links, _ = meeting([cluster(process, 2, port) for process in range(2)], seconds=0.5)
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(end_of, links, [2, 2])) == [[], []]
+    assert ends_of(links, 2) == []
 
 
 def test_facts_hold_every_value_of_the_recipe():

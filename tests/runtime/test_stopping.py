@@ -143,6 +143,42 @@ def test_a_run_that_cannot_stop_ends_within_the_time_out(monkeypatch: pytest.Mon
     )
 
 
+FORKS = """
+import os, signal, sys, time
+import redco_cli.runtime.signals as signals
+from redco_cli.__main__ import hear_early
+hear_early()
+hearing = {
+    "early": lambda: signals.stop_at_once(lambda error: print(error, flush=True)),
+    "later": lambda: signals.stop_on_signal(lambda text: print(text, flush=True)),
+    "before": __import__("contextlib").nullcontext,
+}[sys.argv[1]]
+with hearing() as request:
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        child = os.fork()
+        if not child:
+            time.sleep(20)
+            os._exit(0)
+        time.sleep(0.2)
+        os.kill(child, number)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number
+    time.sleep(0.3)
+    if sys.argv[1] == "later":
+        assert request.exit_code is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)
+        assert request.exit_code == 75
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "early", "later"])
+def test_signals_to_a_child_are_its_own(moment: str) -> None:
+    """As of `multiprocessing`: `Process.terminate()`, and the end of a `Pool`."""
+    done = subprocess.run([sys.executable, "-c", FORKS, moment], env={**os.environ}, capture_output=True, text=True)
+    said = "SIGTERM: stopping and saving after this step; Ctrl-C again stops at once\n" if moment == "later" else ""
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+
+
 EARLY = """
 import time
 from redco_cli.__main__ import hear_early
@@ -183,9 +219,26 @@ def test_an_abort_leaves_time_for_the_reason_and_no_more(seconds: str, code: int
     assert time.monotonic() - began < 15
 
 
-def busy(*numbers: int, code: int) -> str:
+SAVES = """
+import time
+import redco_cli.runtime.signals as signals
+with signals.stop_on_signal(lambda text: print(text, flush=True)) as stop:
+    print("ready", flush=True)
+    while not stop.due():
+        time.sleep(0.1)
+    time.sleep(20)
+"""
+
+
+def test_a_save_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDCO_TIMEOUT", "1")
+    said = busy(signal.SIGTERM, code=75, program=SAVES)
+    assert said == "saving was not done within 1 s of a signal: ending without saving; the last checkpoint counts\n"
+
+
+def busy(*numbers: int, code: int, program: str = BUSY) -> str:
     """Sends signals to a process in native code, which must end with `code`; what it says after the first."""
-    child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True, env={**os.environ})
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env={**os.environ})
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
