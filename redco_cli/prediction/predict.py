@@ -1,8 +1,9 @@
 """Predictions of many examples: each exactly once, in order, whatever the last batch; and a file that survives a kill.
 
 A predictions file is written as `<output>.partial`, line by line, beside `<output>.partial.json`, which says what is
-being predicted. Run again, prediction continues behind the last whole line if the description is the same, and starts
-over if not. Only a complete file gets its name.
+being predicted: recipe, examples, the plugin's code, the content of the parameters. Run again, prediction continues
+behind the last whole line if the description is the same, and starts over if not: no file mixes predictions of two
+programs. Only a complete file gets its name.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,11 @@ from redco_cli.console import note
 from redco_cli.data.loader import predict_batches
 from redco_cli.errors import PluginError, StorageError, UsageError
 from redco_cli.job import Job, pass_size
+from redco_cli.models.weights import checkpoint_directory
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output, call_predict
 from redco_cli.plugin.contract import Example, Params
+from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.agreement import summed
 from redco_cli.runtime.disk import check_directory
@@ -36,6 +40,9 @@ from redco_cli.runtime.signals import Stopped, stop_on_signal, stopping_point
 
 Done = Callable[[int], None]
 """Told how many examples are predicted so far."""
+_MANIFEST = "manifest.json"
+"""The file of a checkpoint that has a checksum of each of the others."""
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.msgpack", "config.json")
 
 
 class Predictor:
@@ -134,21 +141,13 @@ def _holds_predictions(file: Path) -> bool:
     return isinstance(first, dict) and first.keys() == {"index", "example", "prediction"}
 
 
-def write_predictions(
-    predictor: Predictor,
-    params: Params,
-    job: Job,
-    output: Path,
-    origin: str,
-    done: Done,
-) -> None:
+def write_predictions(predictor: Predictor, params: Params, job: Job, output: Path, origin: str, done: Done) -> None:
     """Predicts the eval examples into a JSON-lines file: `{"index": 0, "example": {...}, "prediction": ...}`, in order.
 
     The first process writes it. A signal ends it between two batches, the same on all processes.
 
     Args:
-        origin: where the parameters are from; with recipe and examples it decides whether what a killed prediction left
-            behind may be continued.
+        origin: where the parameters are from: the directory of a checkpoint, or `model.name`.
         done: told of progress.
 
     Raises:
@@ -157,17 +156,12 @@ def write_predictions(
     """
     examples = job.eval_examples
     partial, description = Path(f"{output}.partial"), Path(f"{output}.partial.json")
-    identity = {
-        "recipe": pin_paths(job.loaded).recipe.model_dump(mode="json"),
-        "parameters": origin,
-        "batch_size": predictor.batch_size(len(examples)),
-        "examples": _fingerprint(examples),
-    }
     start, writing = 0, is_first()
+    identity = _identity(job, origin, predictor.batch_size(len(examples))) if writing else {}
     with _writing(output):
         if writing:
             output.parent.mkdir(parents=True, exist_ok=True)
-            start = _whole_lines(partial) if _same(description, identity) else 0
+            start = _whole_lines(partial) if _continues(partial, description, identity) else 0
             if start == 0:
                 partial.unlink(missing_ok=True)
                 description.write_text(json.dumps(identity), encoding="utf-8")
@@ -218,10 +212,53 @@ def _writing(output: Path) -> Iterator[None]:
         raise StorageError(str(output), f"cannot be written: {error.strerror or error}", remedy) from error
 
 
-def _same(description: Path, identity: dict[str, Any]) -> bool:
-    if not description.exists():
+def _identity(job: Job, origin: str, batch_size: int) -> dict[str, Any]:
+    """What decides the predictions, each by its name for a person."""
+    return {
+        "recipe": pin_paths(job.loaded).recipe.model_dump(mode="json"),
+        "plugin code": _code(job),
+        "parameters": [origin, _content(job, origin)],
+        "batch size": batch_size,
+        "examples": _fingerprint(job.eval_examples),
+    }
+
+
+def _code(job: Job) -> str:
+    """A hash of the plugin's source, and of the files of the functions that it has from elsewhere."""
+    functions = [inspect.unwrap(value) for value in vars(job.plugin).values() if callable(value)]
+    names = {function.__code__.co_filename for function in functions if inspect.isfunction(function)}
+    files = sorted({Path(name).resolve() for name in (job.plugin.file, *names)})
+    return _hash(file.read_bytes() for file in files if file.is_file())
+
+
+def _content(job: Job, origin: str) -> str:
+    """A hash of what tells parameters from others of the same name.
+
+    Of a checkpoint it is the manifest, which has a checksum of each file; of other weights, sizes and times of files.
+    """
+    if origin != job.recipe.model.name:
+        try:
+            return _hash([(Path(origin) / _MANIFEST).read_bytes()])
+        except FileNotFoundError:  # a training has deleted the checkpoint meanwhile: no later prediction can have it
+            return ""
+    directory = checkpoint_directory(job.recipe.model, where=job.where)
+    files = sorted(file for pattern in _WEIGHTS for file in directory.glob(pattern))
+    marks = ((file.name, status.st_size, status.st_mtime_ns) for file in files if (status := file.stat()))
+    return _hash(repr(mark).encode() for mark in marks)
+
+
+def _continues(partial: Path, description: Path, identity: dict[str, Any]) -> bool:
+    """Whether what a killed prediction left behind is the beginning of this one; says so where it is not."""
+    if not (partial.exists() and partial.stat().st_size):
         return False
-    return description.read_text(encoding="utf-8") == json.dumps(identity)
+    try:
+        known = dict(json.loads(description.read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):  # not there, torn, or no description
+        known = {}
+    others = [name for name, value in identity.items() if json.dumps(known.get(name)) != json.dumps(value)]
+    if others:
+        note(f"{shown(partial)} was made with other {', '.join(others)}: starting over")
+    return not others
 
 
 def _whole_lines(partial: Path) -> int:
@@ -237,10 +274,15 @@ def _whole_lines(partial: Path) -> int:
 
 def _fingerprint(examples: Sequence[Example]) -> str:
     """The number of examples, and a hash of all that JSON can hold of them."""
+    lines = (json.dumps(_shown(examples[index]), sort_keys=True).encode() for index in range(len(examples)))
+    return f"{len(examples)}:{_hash(lines)}"
+
+
+def _hash(parts: Iterable[bytes]) -> str:
     digest = hashlib.sha256()
-    for index in range(len(examples)):
-        digest.update(json.dumps(_shown(examples[index]), sort_keys=True).encode())
-    return f"{len(examples)}:{digest.hexdigest()}"
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
 
 
 def _shown(example: Example) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Meta:
         step: optimizer steps done.
         metric: the value that ranks it; None when it was not evaluated.
         best: step and value of the run's best evaluation until then, saved or not; None without any.
-        put_off: whether an evaluation was due at this step that a signal left no time for.
+        put_off: whether an evaluation was due at this step that a signal or an error left undone.
         recipe: the resolved recipe, as plain data.
         data: where the run is in data of unknown length; None for data whose order follows from the step alone.
     """

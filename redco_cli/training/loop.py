@@ -88,7 +88,7 @@ class TrainingRun:
         self._meter = Meter()
         self._replaced = False
         self._best = best
-        self._put_off = put_off
+        self._owed = step if put_off else None  # the step whose evaluation is still to be done
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self.history: list[tuple[int, Mapping[str, float]]] = []
         loss, everywhere = setup.placement.loss(setup.job), replicated(setup.placement.mesh)
@@ -195,7 +195,7 @@ class TrainingRun:
         if self._evaluated is not None and self._evaluated[0] == self._step:
             metric = self._evaluated[1].get(self._setup.job.recipe.eval.best_metric)
         with self._meter.paused():
-            meta = Meta(self._step, finite(metric), self._best, self._put_off, self._setup.resolved)
+            meta = Meta(self._step, finite(metric), self._best, self._owed == self._step, self._setup.resolved)
             self._setup.checkpoints.save(self._state, meta, replace=self._replaced)
             self._replaced = False
 
@@ -217,29 +217,29 @@ class TrainingRun:
         """What happens between two steps: evaluation, checkpoint, the end that a signal asked for."""
         timeline, stopping, improved = self._setup.timeline, self._setup.stop.exit_code is not None, False
         due = self._setup.job.eval_examples is not None and timeline.due(self._step, timeline.eval_every)
+        self._owed = self._step if due else None
         if due and not stopping:
             try:
                 improved = self._evaluates_better()
             except Stopped:
                 stopping = True
-        self._put_off = due and stopping
         if stopping and (due or self._step != timeline.steps):  # else all is done: there is nothing to stop
             raise self._stopped()
         if improved or timeline.due(self._step, timeline.checkpoint_every):
             self.save()
 
     def catch_up(self) -> None:
-        """Does the evaluation that a signal put off when the checkpoint of this step was saved."""
-        if self._put_off and self._setup.job.eval_examples is not None:
+        """Does the evaluation that a signal or an error left undone when the checkpoint of this step was saved."""
+        if self._owed is not None and self._setup.job.eval_examples is not None:
             with self._stopping():
-                self._replaced = self._evaluates_better()
-            self._put_off = False
-            if self._replaced:
-                self.save()
+                self._evaluates_better()
+            self._replaced = True  # not the state, but what the checkpoint says of itself: it is evaluated now
+            self.save()
 
     def _evaluates_better(self) -> bool:
         before = self._best
         self._evaluate()
+        self._owed = None
         return self._best != before
 
     @contextmanager
@@ -282,6 +282,7 @@ class TrainingRun:
 
     def _record_evaluation(self, values: Mapping[str, float]) -> None:
         metric = self._setup.job.recipe.eval.best_metric
+        check_has(values, metric, self._setup.job)
         self._evaluated = (self._step, values)
         self.history.append((self._step, values))
         self._setup.recorder.record(self._step, "eval", values)
@@ -289,7 +290,6 @@ class TrainingRun:
         if improved:
             self._best = (self._step, values[metric])
         self._setup.progress.evaluated(self._step, values, improved)
-        check_has(values, metric, self._setup.job)
 
     @contextmanager
     def _compiling(self, what: str) -> Iterator[None]:

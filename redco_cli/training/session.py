@@ -148,7 +148,8 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
 
     Raises:
         PluginError, DataError, RecipeError: the plugin, the data or a name in the recipe failed on the way; a
-            checkpoint of the steps before is saved, and the same command continues once that is repaired.
+            checkpoint of the steps before is saved, and the same command continues once that is repaired, first with
+            the evaluation if that is what failed.
         DeviceError: the devices have too little memory.
     """
     means: Mapping[str, float] = {}
