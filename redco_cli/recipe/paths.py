@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import SourceSection
+
+_PATH_KEYS = (
+    "plugin.module",
+    "model.name",
+    "model.tokenizer",
+    "model.params",
+    "data.train.path",
+    "data.train.data_files",
+    "data.eval.path",
+    "data.eval.data_files",
+)
+"""Keys whose value may be a path, apart from those that a run may change anyway."""
 
 
 def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
@@ -48,6 +62,43 @@ def find_params(name: str, directory: Path) -> Path:
     """The absolute path of `model.params`: seen from the recipe's folder, else from the working directory."""
     given = os.path.expanduser(name)
     return Path(os.path.abspath(directory / given if os.path.isdir(directory / given) else given))
+
+
+def moved(before: Mapping[str, Any], directory: Path, now: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe of an earlier run, with the present value of each path that only the move of its project has changed.
+
+    The output directory tells of the move: where it was `/old/runs/x` and is `/new/runs/x`, `/old` has become `/new`.
+    Where it did not move, no path changes, so that another file of the same project is never taken for a moved one.
+
+    Args:
+        before: plain data with pinned paths; nothing is known of a move where its `output_dir` is relative.
+        directory: where its output directory is now; absolute.
+        now: the present recipe, as plain data with pinned paths.
+    """
+    old, new = Path(before["output_dir"]), directory
+    if old == new or not old.is_absolute():
+        return before
+    while old.name == new.name and old.name:
+        old, new = old.parent, new.parent
+    return _moved(before, now, old, new, "")
+
+
+def _moved(before: Mapping[str, Any], now: Any, old: Path, new: Path, prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in before.items():
+        key, present = f"{prefix}{name}", now.get(name) if isinstance(now, Mapping) else None
+        if isinstance(value, Mapping) and any(one.startswith(f"{key}.") for one in _PATH_KEYS):
+            found[name] = _moved(value, present, old, new, f"{key}.")
+        else:
+            found[name] = present if key in _PATH_KEYS and _rebased(value, old, new) == present else value
+    return found
+
+
+def _rebased(value: Any, old: Path, new: Path) -> Any:
+    if isinstance(value, list):
+        return [_rebased(one, old, new) for one in value]
+    inside = isinstance(value, str) and Path(value).is_relative_to(old)
+    return str(new / Path(value).relative_to(old)) if inside else value
 
 
 def _pinned_source(source: SourceSection, directory: Path) -> SourceSection:

@@ -53,7 +53,7 @@ class Setup:
         progress: the live line.
         predict: parameters and examples to predictions.
         stop: what a signal asked for.
-        resolved: the resolved recipe, kept in every checkpoint.
+        resolved: the resolved recipe, its output_dir absolute, kept in every checkpoint.
     """
 
     job: Job

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +12,9 @@ from typing import Any
 
 from redco_cli.errors import Problem, RecipeError, StorageError
 from redco_cli.recipe.load import LoadedRecipe, shown
-from redco_cli.recipe.paths import pin_paths
+from redco_cli.recipe.paths import moved, pin_paths
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.everyone import process
+from redco_cli.runtime.everyone import gathered, is_first, link, process
 from redco_cli.training.checkpoint import Checkpoints
 from redco_cli.training.choose import chosen, first_whole, own_checkpoints, refuse_damage, skip_nameless, steps_of
 from redco_cli.training.parameters import Given, find_given
@@ -37,6 +40,9 @@ FREE_TO_CHANGE = (
 FREE_WHILE_UNRANKED = ("eval.best_metric", "eval.best_mode", "data.eval")
 """Keys that decide which checkpoint is best: free as well while none of the run's has been evaluated."""
 _OTHER_OUTPUT = "choose another output_dir, or correct its permissions"
+_SHARED_OUTPUT = "put output_dir on a disk that all processes share"
+_PATIENCE = 10.0
+"""Seconds in which what one process wrote must be seen by all: file systems of a network remember what was missing."""
 
 
 def output_directory(name: str, where: str) -> Path:
@@ -51,19 +57,62 @@ def output_directory(name: str, where: str) -> Path:
 
 
 def open_output(directory: Path, where: str) -> None:
-    """Makes the output directory, if need be, and proves that it can be written.
+    """Makes the output directory, if need be, and proves that it can be written and that all share it.
 
     Raises:
-        StorageError: it cannot.
+        StorageError: it cannot; or, on all processes, one does not see what the first writes there.
     """
-    probe = directory / f".writable-{process()}"
+    probe, mark = directory / f".writable-{process()}", directory / f".shared-{secrets.token_hex(8)}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"redco")
         probe.unlink()
+        if is_first() and link() is not None:
+            mark.touch()
     except OSError as error:
         problem = f"{shown(directory)} cannot be written: {error.strerror or error}"
         raise StorageError(where, problem, _OTHER_OUTPUT) from error
+    if link() is not None:
+        _prove_shared(directory, mark, where)
+
+
+def _prove_shared(directory: Path, mark: Path, where: str) -> None:
+    """All look for the mark of the first: its name is new, so that none remembers from before that it is missing."""
+    try:
+        written = Path(gathered("shared output", str(mark))[0])
+        refuse_unshared(directory, written.name, where, f"what process 0 writes to {written.parent}")
+    finally:
+        if is_first():
+            mark.unlink(missing_ok=True)
+
+
+def refuse_unshared(directory: Path, name: str, where: str, what: str) -> None:
+    """Refuses, on all processes, a directory in which one of them does not find what the first has there.
+
+    Args:
+        directory: as this process knows it.
+        name: what must be in it.
+        where: the place for the error.
+        what: the thing, for the error.
+
+    Raises:
+        StorageError: naming the first process that does not see it.
+    """
+    seen, deadline = False, time.monotonic() + _PATIENCE
+    while not (seen := _lists(directory, name)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    blind = [other for other, sees in enumerate(gathered("sees shared output", seen)) if not sees]
+    if blind:
+        others = f" and {len(blind) - 1} more do" if blind[1:] else " does"
+        raise StorageError(where, f"process {blind[0]}{others} not see {what}", _SHARED_OUTPUT)
+
+
+def _lists(directory: Path, name: str) -> bool:
+    """Reads the directory itself, since opening it makes the file systems of a network ask what is new."""
+    try:
+        return name in os.listdir(directory)
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -94,25 +143,29 @@ class Start:
 def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
     """Where to start, by `checkpoint.resume` and what is in the output directory. Reads the whole checkpoint.
 
-    A run that continues needs `model.params` no more: its own checkpoint has the parameters.
+    A run that continues needs `model.params` no more, nor the path it began from: its own checkpoint has what they had.
 
     Raises:
         StorageError: `never`, but there is a run; or a path that is no checkpoint, or a damaged one; or a run of which
-            every checkpoint is damaged; or `model.params` names none that is whole.
+            every checkpoint is damaged; or `model.params` names none that is whole; or a process does not see what the
+            first has in the output directory.
         RecipeError: the recipe differs from the checkpoint's in a way that changes what a step computes.
     """
     choice, where = loaded.recipe.checkpoint.resume, loaded.where("checkpoint.resume")
     source = own = own_checkpoints(directory, loaded.recipe)
     steps = steps_of(own)
+    if steps and link() is not None:  # the same on all: those that the first sees
+        newest, place = own.path(steps[-1]).name, loaded.where("output_dir")
+        refuse_unshared(directory, newest, place, f"{newest} in {shown(directory)}, which process 0 has")
     if choice == "never":
         if steps:
             remedy = "set checkpoint.resume: auto to continue it, or choose another output_dir"
             raise StorageError(where, f"never, but {shown(own.path(steps[-1]))} exists", remedy)
+    elif continued := steps if choice == "auto" else _begun_from(choice, own, steps):
+        step = first_whole(own, continued[::-1])
     elif choice != "auto":
         source, step = chosen(choice, loaded.recipe, where, "auto, never")
         refuse_damage(source, step)
-    elif steps:
-        step = first_whole(own, steps[::-1])
     if choice == "never" or (choice == "auto" and not steps):
         return Start(directory, own, given=find_given(loaded))
     newer = [other for other in own.steps() if other > step]
@@ -123,9 +176,18 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
     free = FREE_TO_CHANGE if own.best() is not None else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
     now = pin_paths(loaded).recipe.model_dump(mode="json")
     meta = source.meta(step)
-    refuse_changes(meta.recipe, now, free, loaded.where, source.path(step).name)
-    comparable = all(_at(meta.recipe, key) == _at(now, key) for key in FREE_WHILE_UNRANKED)
+    before = moved(meta.recipe, source.directory, now)
+    refuse_changes(before, now, free, loaded.where, source.path(step).name)
+    comparable = all(_at(before, key) == _at(now, key) for key in FREE_WHILE_UNRANKED)
     return Start(directory, own, source, step, meta.best if comparable else None, meta.put_off, meta.data)
+
+
+def _begun_from(choice: str, own: Checkpoints, steps: Sequence[int]) -> list[int]:
+    """The steps that a run saved since it began from the checkpoint that a path names: they continue it."""
+    for index, step in enumerate(steps):
+        if own.damage(step, ("meta",)) is None and _at(own.meta(step).recipe, "checkpoint.resume") == choice:
+            return list(steps[index:])
+    return []
 
 
 def refuse_changes(

@@ -135,7 +135,7 @@ def open_run(
             progress,
             predict,
             stop,
-            pinned.recipe.model_dump(mode="json"),
+            {**pinned.recipe.model_dump(mode="json"), "output_dir": str(start.directory)},
         )
         yield TrainingRun(setup, state, start.step, start.best, start.put_off)
 
