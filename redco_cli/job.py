@@ -194,9 +194,7 @@ def _examples(job: Job, split: str) -> Any:
             return None
         examples = check_examples(examples, where)
         if not is_indexed(examples) and is_resumable(examples):
-            examples = ResumableStream(
-                examples, lambda: reading(job.plugin.file), lambda text: warn(f"{where}: {text}")
-            )
+            examples = ResumableStream(examples, lambda: reading(job.plugin.file), _warner(where))
     if split == "eval" and not is_indexed(examples):
         problem = "the eval examples have no length, and each must be evaluated exactly once"
         raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")

@@ -35,7 +35,6 @@ _LEAST = 0.01  # of all, below which neither a kind of memory nor a saving is to
 _LONGEST = 160
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>bytes|[KMGT]i?B?)\b")
 _STAGES = {"train": "training", "predict": "prediction", "export": "export"}
-_LARGER = "take more or larger devices"
 _FAILURES = (RedcoError, MemoryError, RuntimeError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError)
 """Of a plan, which must not hide why the run ended: it traces the program of a user, with no memory to spare."""
 _POWERS = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -95,7 +94,7 @@ def _shortage(job: Job, placement: Placement, stage: str, where: str, reported: 
     needs = f"by plan one device needs {format_bytes(total)}{of}: {held}"
     helpful = sorted((edit for edit in edits if edit[0] > _LEAST * total), reverse=True)[:_SHOWN_EDITS]
     lines = [f"{text} saves about {format_bytes(saved)}" for saved, text in helpful]
-    return DeviceError(where, f"{problem}\n  {needs}", "\n  -> ".join(lines or [_LARGER]))
+    return DeviceError(where, f"{problem}\n  {needs}", "\n  -> ".join(lines or ["take more or larger devices"]))
 
 
 def _first_line(text: str) -> str:
