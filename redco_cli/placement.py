@@ -16,12 +16,12 @@ from redco_cli.plugin.calls import call_predict
 from redco_cli.plugin.contract import Batch, Loss, Params
 from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.mesh import make_mesh
+from redco_cli.sharding.decide.follow import follow
+from redco_cli.sharding.decide.gather import gathering
+from redco_cli.sharding.decide.override import Override
 from redco_cli.sharding.derive import make_plan
-from redco_cli.sharding.follow import follow
-from redco_cli.sharding.gather import gathering
-from redco_cli.sharding.override import Override
 from redco_cli.sharding.plan import BATCH_AXES, Plan
-from redco_cli.sharding.reading import Reading, read
+from redco_cli.sharding.program.reading import Reading, read
 from redco_cli.sharding.rows import rows_shared
 
 

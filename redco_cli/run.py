@@ -31,7 +31,7 @@ from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
-from redco_cli.sharding.reading import read, unread
+from redco_cli.sharding.program.reading import read, unread
 from redco_cli.training.choose import own_checkpoints
 from redco_cli.training.parameters import check_first, trained_params
 from redco_cli.training.resume import find_start, open_output, output_directory

@@ -21,7 +21,7 @@ from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection, Remat
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES
-from redco_cli.sharding.reading import read
+from redco_cli.sharding.program.reading import read
 
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """How the names of architectures end that are a language model."""

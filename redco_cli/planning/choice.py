@@ -17,7 +17,7 @@ from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.everyone import gathered
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR
-from redco_cli.sharding.reading import Reading, unread
+from redco_cli.sharding.program.reading import Reading, unread
 
 
 def arranged(job: Job) -> tuple[Job, Placement]:

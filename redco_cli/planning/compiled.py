@@ -15,8 +15,8 @@ from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
 from redco_cli.plugin.contract import Batch, Loss, Params
 from redco_cli.runtime.mesh import make_mesh, over_data, replicated
+from redco_cli.sharding.compiled.traffic import collectives
 from redco_cli.sharding.plan import Collective
-from redco_cli.sharding.traffic import collectives
 from redco_cli.training.state import TrainState, new_state
 from redco_cli.training.step import make_train_step
 

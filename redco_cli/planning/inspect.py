@@ -15,8 +15,8 @@ from redco_cli.planning.options import Devices, Option, options
 from redco_cli.planning.report import Choice, Memory, Report, build_report
 from redco_cli.planning.units import format_bytes
 from redco_cli.planning.workload import Workload, find_workload
-from redco_cli.sharding.guards import checked_sizes
-from redco_cli.sharding.memory import StepMemory
+from redco_cli.sharding.decide.guards import checked_sizes
+from redco_cli.sharding.predict.memory import StepMemory
 
 DEVICES_OF_A_HOST = 8
 RUNNERS_UP = 3

@@ -19,11 +19,11 @@ import jax
 
 from redco_cli.errors import DeviceError, ModelError
 from redco_cli.planning.workload import Workload
-from redco_cli.sharding.collectives import ONCE_A_PASS
 from redco_cli.sharding.derive import make_plan
-from redco_cli.sharding.memory import Program, StepMemory, Way, estimate
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
-from redco_cli.sharding.reading import Reading, read
+from redco_cli.sharding.predict.collectives import ONCE_A_PASS
+from redco_cli.sharding.predict.memory import Program, StepMemory, Way, estimate
+from redco_cli.sharding.program.reading import Reading, read
 from redco_cli.sharding.rows import rows_shared
 from redco_cli.training.state import merge, partition
 

@@ -25,7 +25,7 @@ from redco_cli.recipe.load import RESOLVED_NAME, load_recipe
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.yaml12 import parse_yaml
-from redco_cli.sharding.override import Override
+from redco_cli.sharding.decide.override import Override
 from redco_cli.training.session import plan_updates
 from redco_cli.training.timeline import make_timeline
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from redco_cli.sharding.choose import choose
-from redco_cli.sharding.collectives import predict
-from redco_cli.sharding.guards import Where, checked_sizes, guard
-from redco_cli.sharding.layout import Dims, lay_out
-from redco_cli.sharding.override import Override, overridden
+from redco_cli.sharding.decide.choose import choose
+from redco_cli.sharding.decide.guards import Where, checked_sizes, guard
+from redco_cli.sharding.decide.layout import Dims, lay_out
+from redco_cli.sharding.decide.override import Override, overridden
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Plan, Row
-from redco_cli.sharding.reading import Reading, read
+from redco_cli.sharding.predict.collectives import predict
+from redco_cli.sharding.program.reading import Reading, read
 
 
 def derive(

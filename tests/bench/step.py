@@ -42,7 +42,7 @@ from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.recipe.schema import TrainSection
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.derive import make_plan
-from redco_cli.sharding.reading import read
+from redco_cli.sharding.program.reading import read
 from redco_cli.training.optimizer import make_optimizer, with_clipping
 from redco_cli.training.state import new_state
 from redco_cli.training.step import make_train_step

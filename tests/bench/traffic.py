@@ -36,7 +36,7 @@ from measure import MESHES, moved  # noqa: E402
 from megatron import references, share, variants  # noqa: E402
 from programs import FAMILIES, NAMES, Program, program  # noqa: E402
 
-from redco_cli.sharding.traffic import Moved, total  # noqa: E402
+from redco_cli.sharding.compiled.traffic import Moved, total  # noqa: E402
 
 KEPT = ROOT / ".scratch" / "traffic" / "handwritten.json"
 

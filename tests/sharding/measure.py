@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from redco_cli.sharding.traffic import Moved, collectives, total
+from redco_cli.sharding.compiled.traffic import Moved, collectives, total
 
 MESHES: dict[str, dict[str, int]] = {
     "data2xtensor4": {"data": 2, "fsdp": 1, "tensor": 4},

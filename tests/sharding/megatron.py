@@ -26,7 +26,7 @@ import jax
 from jax.sharding import PartitionSpec
 from programs import FAMILIES, OURS, program
 
-from redco_cli.sharding.guards import REFUSE_ABOVE
+from redco_cli.sharding.decide.guards import REFUSE_ABOVE
 
 Marks = tuple[Any, ...]
 Table = dict[str, Marks]

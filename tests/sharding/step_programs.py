@@ -18,9 +18,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from redco_cli.models.resolve import resolve_model
 from redco_cli.plugin.contract import Loss
 from redco_cli.recipe.schema import ModelSection
+from redco_cli.sharding.decide.follow import follow
+from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.derive import derive
-from redco_cli.sharding.follow import follow
-from redco_cli.sharding.gather import gathering
 from redco_cli.training.state import TrainState, new_state
 from redco_cli.training.step import make_train_step
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from measure import device_mesh
 
 from redco_cli.sharding import derive
-from redco_cli.sharding.follow import bytes_per_device, follow
+from redco_cli.sharding.decide.follow import bytes_per_device, follow
 
 SPECS = {
     "block": {"up": P("fsdp", "tensor"), "down": P("tensor", "fsdp"), "scale": P("tensor"), "norm": P()},

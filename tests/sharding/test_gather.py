@@ -13,8 +13,8 @@ from programs import program
 from trial import QUICKLY, attempt, expected
 
 from redco_cli.sharding import derive
-from redco_cli.sharding.gather import gathering
-from redco_cli.sharding.traffic import total
+from redco_cli.sharding.compiled.traffic import total
+from redco_cli.sharding.decide.gather import gathering
 
 MESH = {"data": 1, "fsdp": 4, "tensor": 2}
 STORED, USED = P("fsdp", "tensor"), P(None, "tensor")

@@ -24,8 +24,8 @@ from programs import FAMILIES, NAMES, program
 from trial import attempt, expected
 
 from redco_cli.sharding import derive
-from redco_cli.sharding.guards import REFUSE_ABOVE
-from redco_cli.sharding.traffic import total
+from redco_cli.sharding.compiled.traffic import total
+from redco_cli.sharding.decide.guards import REFUSE_ABOVE
 
 RECORD = Path(__file__).with_name("traffic.json")
 MESHES = {

@@ -12,8 +12,8 @@ from step_programs import MESHES, OPTIMIZER, Size, compile_step, model, plan
 
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
-from redco_cli.sharding.compiled import compiled_memory
-from redco_cli.sharding.memory import Array, Program, Way, estimate
+from redco_cli.sharding.compiled.memory import compiled_memory
+from redco_cli.sharding.predict.memory import Array, Program, Way, estimate
 
 SMALL = Size(layers=2, hidden=64, length=64, batch=16, vocab=256)
 ONE = MESHES["one"]

@@ -10,8 +10,8 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from redco_cli.sharding.flat import flatten
-from redco_cli.sharding.propagate import as_dims, local_bytes, propagate, shard_bytes
+from redco_cli.sharding.predict.flat import flatten
+from redco_cli.sharding.predict.propagate import as_dims, local_bytes, propagate, shard_bytes
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
 BATCH = ("data", "fsdp")

@@ -9,7 +9,7 @@ from marks import kinds, lives
 from small_programs import attend, norm, token_loss
 
 from redco_cli.sharding import derive, make_plan, read, register_reference
-from redco_cli.sharding import reference as references
+from redco_cli.sharding.program import reference as references
 
 B, L, D, H, HEAD = 8, 16, 64, 8, 8
 TOKENS = {"x": jax.ShapeDtypeStruct((B, L), "int32")}

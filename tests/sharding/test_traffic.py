@@ -12,7 +12,7 @@ from measure import MESHES, device_mesh, equal_to_one_device, moved, moved_bytes
 from megatron import variants
 from programs import NAMES, program
 
-from redco_cli.sharding.traffic import Moved, collectives, total
+from redco_cli.sharding.compiled.traffic import Moved, collectives, total
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
 WHOLE = P()

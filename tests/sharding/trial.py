@@ -14,9 +14,9 @@ from measure import device_mesh
 from programs import program
 
 from redco_cli.sharding import Plan
-from redco_cli.sharding.gather import gathering
+from redco_cli.sharding.compiled.traffic import Moved, collectives
+from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.plan import BATCH_AXES
-from redco_cli.sharding.traffic import Moved, collectives
 
 QUICKLY = {"xla_backend_optimization_level": 0}
 FLOOR = 1e-2

@@ -23,13 +23,13 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
-from redco_cli.sharding.flat import flatten
-from redco_cli.sharding.follow import bytes_per_device, follow
-from redco_cli.sharding.liveness import Integers, Timeline, timeline
-from redco_cli.sharding.operations import Flat
-from redco_cli.sharding.peak import Bytes, add_gathered, add_gradients, alive_at, curves, reused
+from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
-from redco_cli.sharding.propagate import propagate, shard_bytes
+from redco_cli.sharding.predict.flat import flatten
+from redco_cli.sharding.predict.liveness import Integers, Timeline, timeline
+from redco_cli.sharding.predict.operations import Flat
+from redco_cli.sharding.predict.peak import Bytes, add_gathered, add_gradients, alive_at, curves, reused
+from redco_cli.sharding.predict.propagate import propagate, shard_bytes
 
 _LARGEST = 12
 _SAMPLES = 32

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from redco_cli.sharding.hlo import parse, size_in_bytes
+from redco_cli.sharding.compiled.hlo import parse, size_in_bytes
 
 
 @dataclass(frozen=True)

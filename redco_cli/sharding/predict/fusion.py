@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from redco_cli.sharding.kernels import kernel_regions
-from redco_cli.sharding.kinds import CHEAP, EXPENSIVE, MOVES, REDUCTIONS, RESHAPED, VIEWS
-from redco_cli.sharding.operations import NARROW, SCALAR, Flat, Op
+from redco_cli.sharding.predict.kernels import kernel_regions
+from redco_cli.sharding.predict.kinds import CHEAP, EXPENSIVE, MOVES, REDUCTIONS, RESHAPED, VIEWS
+from redco_cli.sharding.predict.operations import NARROW, SCALAR, Flat, Op
 
 STACK = "stack"
 """An operation without a result: a round of a loop writes its slice of a stacked result."""

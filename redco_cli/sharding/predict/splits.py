@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from redco_cli.sharding.kinds import ELEMENTWISE, VIEWS
-from redco_cli.sharding.operations import SCALAR, Flat, Op
+from redco_cli.sharding.predict.kinds import ELEMENTWISE, VIEWS
+from redco_cli.sharding.predict.operations import SCALAR, Flat, Op
 
 Dims = tuple[tuple[str, ...], ...]
 """For each dim of an array the mesh axes that split it: a `PartitionSpec` without its short forms."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from redco_cli.sharding.kinds import REDUCTIONS
-from redco_cli.sharding.operations import SCALAR, Op
+from redco_cli.sharding.predict.kinds import REDUCTIONS
+from redco_cli.sharding.predict.operations import SCALAR, Op
 
 _TAKEN = REDUCTIONS | {
     "add", "add_any", "sub", "mul", "div", "max", "min", "neg", "exp", "square", "integer_pow", "broadcast_in_dim"

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from redco_cli.sharding.axes import Axis
-from redco_cli.sharding.choose import Candidate, Prices
-from redco_cli.sharding.layout import Layout
+from redco_cli.sharding.decide.choose import Candidate, Prices
+from redco_cli.sharding.decide.layout import Layout
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
-from redco_cli.sharding.reading import Parameter, Reading
+from redco_cli.sharding.program.reading import Parameter, Reading
 
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
 ONCE_A_PASS = (PARAMETERS, GRADIENTS)

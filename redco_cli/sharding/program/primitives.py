@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, fresh_dims, mark_layer, reshape, split, unify
-from redco_cli.sharding.events import Contact, Matmul, Value
-from redco_cli.sharding.walk import Walk, constant, mixed, rule, viewed
+from redco_cli.sharding.program.events import Contact, Matmul, Value
+from redco_cli.sharding.program.walk import Walk, constant, mixed, rule, viewed
 
 _ELEMENTWISE = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from redco_cli.sharding import indexing, primitives  # noqa: F401  the rules register themselves
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
-from redco_cli.sharding.events import Event, Matmul, Value
-from redco_cli.sharding.walk import Walk
+from redco_cli.sharding.program import indexing, primitives  # noqa: F401  the rules register themselves
+from redco_cli.sharding.program.events import Event, Matmul, Value
+from redco_cli.sharding.program.walk import Walk
 
 
 @dataclass(frozen=True)

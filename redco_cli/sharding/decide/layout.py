@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from redco_cli.sharding.axes import Axis, Dim, factors
-from redco_cli.sharding.choose import Candidate, Chain, leading
+from redco_cli.sharding.decide.choose import Candidate, Chain, leading
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
-from redco_cli.sharding.reading import Parameter, Reading
+from redco_cli.sharding.program.reading import Parameter, Reading
 
 Dims = tuple[tuple[str, ...], ...]
 """For each dim of a parameter the mesh axes that it is split over, major first."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redco_cli.sharding.flat import flatten
-from redco_cli.sharding.kinds import ELEMENTWISE, REDUCTIONS
-from redco_cli.sharding.operations import SCALAR, Flat, Op
-from redco_cli.sharding.splits import Dims, Splits, distinct, join, rule, whole
+from redco_cli.sharding.predict.flat import flatten
+from redco_cli.sharding.predict.kinds import ELEMENTWISE, REDUCTIONS
+from redco_cli.sharding.predict.operations import SCALAR, Flat, Op
+from redco_cli.sharding.predict.splits import Dims, Splits, distinct, join, rule, whole
 
 
 def local_bytes(closed_jaxpr: Any, in_specs: Sequence[Any], mesh: Mapping[str, int]) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redco_cli.sharding.hlo import Instruction, Program, parse, result_type, size_in_bytes, turns
+from redco_cli.sharding.compiled.hlo import Instruction, Program, parse, result_type, size_in_bytes, turns
 
 _KINDS = (
     "all-reduce",

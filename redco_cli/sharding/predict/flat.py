@@ -12,9 +12,9 @@ from typing import Any
 
 from jax.extend import core
 
-from redco_cli.sharding.dots import canonical_operands
-from redco_cli.sharding.kinds import CALLS, ELEMENTWISE
-from redco_cli.sharding.operations import NARROW, SCALAR, Arrays, Flat, Op
+from redco_cli.sharding.predict.dots import canonical_operands
+from redco_cli.sharding.predict.kinds import CALLS, ELEMENTWISE
+from redco_cli.sharding.predict.operations import NARROW, SCALAR, Arrays, Flat, Op
 
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_cli.sharding.fusion import STACK, Fusion
-from redco_cli.sharding.kinds import ELEMENTWISE, PRODUCTS, RESHAPED
-from redco_cli.sharding.operations import SCALAR, Flat, Op
+from redco_cli.sharding.predict.fusion import STACK, Fusion
+from redco_cli.sharding.predict.kinds import ELEMENTWISE, PRODUCTS, RESHAPED
+from redco_cli.sharding.predict.operations import SCALAR, Flat, Op
 
 Integers = NDArray[np.int64]
 _IN_PLACE = ELEMENTWISE | {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice", "sort"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_cli.sharding.liveness import Integers, Timeline
+from redco_cli.sharding.predict.liveness import Integers, Timeline
 
 Bytes = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, mark_layer, split, unify
-from redco_cli.sharding.events import Value
-from redco_cli.sharding.walk import Walk, mixed, rule, viewed
+from redco_cli.sharding.program.events import Value
+from redco_cli.sharding.program.walk import Walk, mixed, rule, viewed
 
 
 @rule("concatenate")

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from redco_cli.sharding.axes import Axis, Dim, factors
-from redco_cli.sharding.events import Event, bytes_moved
-from redco_cli.sharding.reading import Reading
+from redco_cli.sharding.program.events import Event, bytes_moved
+from redco_cli.sharding.program.reading import Reading
 
 Chain = tuple[Axis, ...]
 """Leading factors of a dim that are split together, major first."""

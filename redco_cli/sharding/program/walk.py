@@ -13,8 +13,8 @@ from typing import Any
 from jax.extend import core
 
 from redco_cli.sharding.axes import Dim, fresh_dims, mark_layer, unify
-from redco_cli.sharding.events import Contact, Event, Matmul, Value, itemsize
-from redco_cli.sharding.reference import reference_jaxpr
+from redco_cli.sharding.program.events import Contact, Event, Matmul, Value, itemsize
+from redco_cli.sharding.program.reference import reference_jaxpr
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
 _RULES: dict[str, Rule] = {}
