@@ -32,9 +32,9 @@ from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import read, unread
-from redco_cli.training.choose import own_checkpoints
-from redco_cli.training.parameters import check_first, trained_params
-from redco_cli.training.resume import find_start, open_output, output_directory
+from redco_cli.training.saving.choose import own_checkpoints
+from redco_cli.training.saving.parameters import check_first, trained_params
+from redco_cli.training.saving.resume import find_start, open_output, output_directory
 from redco_cli.training.session import drive, open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 

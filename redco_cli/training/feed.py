@@ -17,7 +17,7 @@ from redco_cli.data.loader import train_batches
 from redco_cli.job import Job, micro_batch_size
 from redco_cli.runtime.agreement import summed
 from redco_cli.runtime.mesh import counted_rows, over_data, own_rows, put
-from redco_cli.training.metrics import Meter
+from redco_cli.training.records.metrics import Meter
 
 READ_AHEAD = 2
 """Batches that are on the devices, or on their way, before they are needed."""

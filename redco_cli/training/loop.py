@@ -24,13 +24,13 @@ from redco_cli.plugin.contract import Context, Example, Params
 from redco_cli.runtime.mesh import put_like, replicated
 from redco_cli.runtime.program import Program
 from redco_cli.runtime.signals import Stopped, StopRequest
-from redco_cli.training.checkpoint import Checkpoints, Meta
 from redco_cli.training.evaluate import check_has, evaluate
 from redco_cli.training.feed import Fed, feed
-from redco_cli.training.metrics import Meter, Recorder
 from redco_cli.training.nonfinite import judge
 from redco_cli.training.optimizer import Schedule
-from redco_cli.training.ranking import Best, finite, improves
+from redco_cli.training.records.metrics import Meter, Recorder
+from redco_cli.training.saving.checkpoint import Checkpoints, Meta
+from redco_cli.training.saving.ranking import Best, finite, improves
 from redco_cli.training.state import TrainState, partition, paths
 from redco_cli.training.step import make_eval_step, make_train_step
 from redco_cli.training.timeline import Timeline

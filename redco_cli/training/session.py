@@ -25,12 +25,12 @@ from redco_cli.runtime.everyone import is_first, link
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun
-from redco_cli.training.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule, with_clipping
-from redco_cli.training.parameters import first_params
-from redco_cli.training.plot import plot_losses
-from redco_cli.training.resume import Start
-from redco_cli.training.sinks import open_sinks
+from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
+from redco_cli.training.records.plot import plot_losses
+from redco_cli.training.records.sinks import open_sinks
+from redco_cli.training.saving.parameters import first_params
+from redco_cli.training.saving.resume import Start
 from redco_cli.training.state import TrainState, frozen_paths, new_state, partition
 from redco_cli.training.timeline import Timeline
 

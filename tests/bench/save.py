@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from redco_cli.training.checkpoint import Checkpoints, Meta
+from redco_cli.training.saving.checkpoint import Checkpoints, Meta
 from redco_cli.training.state import TrainState, new_state
 
 

@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from redco_cli.run import predict, train
-from redco_cli.training.checkpoint import Checkpoints
-from redco_cli.training.metrics import read_records
+from redco_cli.training.records.metrics import read_records
+from redco_cli.training.saving.checkpoint import Checkpoints
 
 WORKER = Path(__file__).with_name("worker.py")
 COMPARED = ("loss", "grad_norm", "learning_rate", "weight", "accuracy", "exact", "skipped")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from several import Ended, ended, exact, free_port, records, run_several, start
 
-from redco_cli.training.checkpoint import Checkpoints
+from redco_cli.training.saving.checkpoint import Checkpoints
 
 EXAMPLES = 40
 NOTES = """

@@ -10,7 +10,7 @@ from several import Ended, ended, free_port, run_several, start
 
 from redco_cli.errors import StorageError
 from redco_cli.run import train
-from redco_cli.training import resume
+from redco_cli.training.saving import resume
 
 SHORT = ["train.steps=2", "eval.every=2", "eval.predict=false", "mesh={data: 2}"]
 

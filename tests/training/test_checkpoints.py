@@ -20,9 +20,9 @@ from tiny import assert_same_run, damages, files, final_state, put, recorded, wr
 from redco_cli.errors import RedcoError
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import predict, train
-from redco_cli.training.checkpoint import Checkpoints, Meta
-from redco_cli.training.integrity import MANIFEST_NAME, damage, seal
-from redco_cli.training.resume import find_start
+from redco_cli.training.saving.checkpoint import Checkpoints, Meta
+from redco_cli.training.saving.integrity import MANIFEST_NAME, damage, seal
+from redco_cli.training.saving.resume import find_start
 from redco_cli.training.state import TrainState, new_state
 
 HARMLESS = ("_CHECKPOINT_METADATA", "commit_success.txt")
@@ -232,7 +232,7 @@ def test_a_replacement_that_was_killed_or_failed(tmp_path: Path, monkeypatch: py
     checkpoints.save(state_of(1.0), META)
     checkpoints.wait()
     with monkeypatch.context() as patch:
-        patch.setattr("redco_cli.training.checkpoint.seal", full_disk)
+        patch.setattr("redco_cli.training.saving.checkpoint.seal", full_disk)
         checkpoints.save(state_of(2.0), META, replace=True)
         with pytest.raises(RedcoError, match=r"checkpoint-5: cannot be written: No space .* before it: checkpoint-5\n"):
             checkpoints.wait()

@@ -12,7 +12,7 @@ from tiny import write_project
 from redco_cli.errors import RedcoError
 from redco_cli.prediction import predict as module
 from redco_cli.run import predict, train
-from redco_cli.training.integrity import MANIFEST_NAME
+from redco_cli.training.saving.integrity import MANIFEST_NAME
 
 OUTPUT = """
 def output_fn(ctx, outputs):

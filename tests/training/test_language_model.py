@@ -11,7 +11,7 @@ from redco_cli.job import prepare
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import train
 from redco_cli.runtime.mesh import replicated
-from redco_cli.training.metrics import read_records
+from redco_cli.training.records.metrics import read_records
 
 RECIPE = """
 model:

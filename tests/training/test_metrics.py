@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from redco_cli.errors import PluginError, StorageError
-from redco_cli.training.metrics import METRICS_NAME, Meter, Rates, Recorder, read_records
+from redco_cli.training.records.metrics import METRICS_NAME, Meter, Rates, Recorder, read_records
 
 # ---------------------------------------------------------------- speed
 
@@ -181,7 +181,7 @@ def test_a_foreign_line_is_an_error_that_changes_nothing(tmp_path, line):
 def test_a_killed_process_loses_at_most_its_last_line(tmp_path):
     program = (
         "import sys, itertools, pathlib\n"
-        "from redco_cli.training.metrics import Recorder\n"
+        "from redco_cli.training.records.metrics import Recorder\n"
         "recorder = Recorder(pathlib.Path(sys.argv[1]), fresh=True)\n"
         "for step in itertools.count(1):\n"
         "    recorder.record(step, 'train', {'loss': 1.0 / step, 'pad': 'x' * 5000})\n"

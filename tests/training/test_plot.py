@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from redco_cli.errors import StorageError
-from redco_cli.training.metrics import METRICS_NAME
-from redco_cli.training.plot import curve, draw_losses, plot_losses, smoothed, spans_decades
+from redco_cli.training.records.metrics import METRICS_NAME
+from redco_cli.training.records.plot import curve, draw_losses, plot_losses, smoothed, spans_decades
 
 
 def falling(steps, floor=1.5, nonfinite=()):

@@ -7,7 +7,7 @@ from tiny import assert_same_run, final_state, recorded, write_project
 
 from redco_cli.errors import RedcoError
 from redco_cli.run import train
-from redco_cli.training.checkpoint import Checkpoints
+from redco_cli.training.saving.checkpoint import Checkpoints
 
 METRIC = 'return {"exact":'
 

@@ -22,7 +22,7 @@ from redco_cli.errors import RedcoError
 from redco_cli.plugin.contract import Loss
 from redco_cli.run import train
 from redco_cli.training.loop import TrainingRun
-from redco_cli.training.metrics import read_records
+from redco_cli.training.records.metrics import read_records
 from redco_cli.training.state import new_state
 from redco_cli.training.step import make_train_step
 

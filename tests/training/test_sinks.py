@@ -10,8 +10,8 @@ import pytest
 
 from redco_cli.errors import RedcoError, StorageError
 from redco_cli.recipe.schema import LoggingSection, WandbSection
-from redco_cli.training.metrics import METRICS_NAME, Recorder, read_records
-from redco_cli.training.sinks import TensorBoardSink, open_sinks
+from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
+from redco_cli.training.records.sinks import TensorBoardSink, open_sinks
 
 
 def events(folder):

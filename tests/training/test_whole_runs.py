@@ -11,7 +11,7 @@ import pytest
 
 from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, RedcoError
 from redco_cli.run import predict, train
-from redco_cli.training.metrics import read_records
+from redco_cli.training.records.metrics import read_records
 
 
 def losses(directory: str, kind: str = "train") -> dict[int, float]:
@@ -26,7 +26,7 @@ def comparable(directory: str) -> list[dict[str, object]]:
 
 def parameters(directory: str, step: int) -> dict[str, np.ndarray]:
     from redco_cli.recipe.load import load_recipe
-    from redco_cli.training.resume import own_checkpoints
+    from redco_cli.training.saving.resume import own_checkpoints
 
     checkpoints = own_checkpoints(Path(directory).resolve(), load_recipe("recipe.yaml").recipe)
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from redco_cli.training.checkpoint import Checkpoints
-from redco_cli.training.metrics import read_records
+from redco_cli.training.records.metrics import read_records
+from redco_cli.training.saving.checkpoint import Checkpoints
 
 EXAMPLES = 20
 PLUGIN = f"""

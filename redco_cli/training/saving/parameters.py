@@ -20,8 +20,15 @@ from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
-from redco_cli.training.checkpoint import Checkpoints
-from redco_cli.training.choose import chosen, first_whole, own_checkpoints, refuse_damage, skip_nameless, steps_of
+from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.choose import (
+    chosen,
+    first_whole,
+    own_checkpoints,
+    refuse_damage,
+    skip_nameless,
+    steps_of,
+)
 
 _ITEMS = ("params",)
 _NAMED = 8

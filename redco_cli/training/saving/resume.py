@@ -15,10 +15,17 @@ from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import moved, pin_paths
 from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.everyone import gathered, is_first, link, process
-from redco_cli.training.checkpoint import Checkpoints
-from redco_cli.training.choose import chosen, first_whole, own_checkpoints, refuse_damage, skip_nameless, steps_of
-from redco_cli.training.parameters import Given, find_given
-from redco_cli.training.ranking import Best
+from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.choose import (
+    chosen,
+    first_whole,
+    own_checkpoints,
+    refuse_damage,
+    skip_nameless,
+    steps_of,
+)
+from redco_cli.training.saving.parameters import Given, find_given
+from redco_cli.training.saving.ranking import Best
 
 FREE_TO_CHANGE = (
     "output_dir",

@@ -15,7 +15,7 @@ from redco_cli.errors import StorageError
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.everyone import gathered, is_first
-from redco_cli.training.checkpoint import Checkpoints
+from redco_cli.training.saving.checkpoint import Checkpoints
 
 
 def own_checkpoints(directory: Path, recipe: Recipe) -> Checkpoints:

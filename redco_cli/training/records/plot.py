@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from redco_cli.errors import StorageError
-from redco_cli.training.metrics import read_records
+from redco_cli.training.records.metrics import read_records
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import
     from matplotlib.axes import Axes
