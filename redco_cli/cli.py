@@ -22,8 +22,8 @@ from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
+from redco_cli.runtime.meeting.processes import joined
 from redco_cli.runtime.pretend import pretend_devices
-from redco_cli.runtime.processes import joined
 from redco_cli.shell import Commands, show_warning
 
 app = typer.Typer(

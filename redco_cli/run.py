@@ -29,7 +29,7 @@ from redco_cli.prediction.predict import Predictor, check_output, write_predicti
 from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
-from redco_cli.runtime.signals import stop_on_signal
+from redco_cli.runtime.stopping.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import read, unread
 from redco_cli.training.saving.choose import own_checkpoints

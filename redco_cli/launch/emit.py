@@ -9,7 +9,7 @@ from typing import Literal
 
 from redco_cli.errors import EXIT_FAILED, EXIT_REQUEUE, EXIT_USAGE
 from redco_cli.launch.local import check_command
-from redco_cli.runtime.cluster import COORDINATOR, PROCESSES, TIMEOUT, timeout
+from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESSES, TIMEOUT, timeout
 
 Scheduler = Literal["slurm", "jobset"]
 _TIMEOUT = int(timeout({}))  # seconds after which a run that was asked to stop ends without saving

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import IO, TextIO
 
 from redco_cli.errors import UsageError
-from redco_cli.runtime.cluster import COORDINATOR, PROCESS, PROCESSES
+from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
 from redco_cli.runtime.pretend import pretend_devices
 
 COMMANDS = ("train", "predict")

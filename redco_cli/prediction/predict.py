@@ -31,12 +31,12 @@ from redco_cli.plugin.calls import call_output, call_predict
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import pin_paths
-from redco_cli.runtime.agreement import summed
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.everyone import gathered, is_first
 from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
+from redco_cli.runtime.peers.agreement import summed
+from redco_cli.runtime.peers.everyone import gathered, is_first
 from redco_cli.runtime.program import Announce, Program
-from redco_cli.runtime.signals import Stopped, stop_on_signal, stopping_point
+from redco_cli.runtime.stopping.signals import Stopped, stop_on_signal, stopping_point
 
 Done = Callable[[int], None]
 """Told how many examples are predicted so far."""

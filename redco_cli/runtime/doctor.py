@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from redco_cli.runtime.cache import cache_directory
-from redco_cli.runtime.cluster import recognised
+from redco_cli.runtime.peers.cluster import recognised
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "transformers", "datasets", "numpy")
 EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb", "digits": "sklearn"}

@@ -20,10 +20,10 @@ from redco_cli.errors import DataError, RecipeError
 from redco_cli.job import Job, pass_size
 from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Example, Loss, Params
-from redco_cli.runtime.agreement import summed
 from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
+from redco_cli.runtime.peers.agreement import summed
 from redco_cli.runtime.program import Program
-from redco_cli.runtime.signals import stopping_point
+from redco_cli.runtime.stopping.signals import stopping_point
 
 IN_FLIGHT = 2
 """Batches whose result is not waited for: the next is read while the device computes."""

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from redco_cli.data.batch import BatchPlan
 from redco_cli.data.loader import train_batches
 from redco_cli.job import Job, micro_batch_size
-from redco_cli.runtime.agreement import summed
 from redco_cli.runtime.mesh import counted_rows, over_data, own_rows, put
+from redco_cli.runtime.peers.agreement import summed
 from redco_cli.training.records.metrics import Meter
 
 READ_AHEAD = 2

@@ -23,7 +23,7 @@ from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Context, Example, Params
 from redco_cli.runtime.mesh import put_like, replicated
 from redco_cli.runtime.program import Program
-from redco_cli.runtime.signals import Stopped, StopRequest
+from redco_cli.runtime.stopping.signals import Stopped, StopRequest
 from redco_cli.training.evaluate import check_has, evaluate
 from redco_cli.training.feed import Fed, feed
 from redco_cli.training.nonfinite import judge

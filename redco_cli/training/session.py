@@ -21,9 +21,9 @@ from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
 from redco_cli.recipe.paths import pin_paths
-from redco_cli.runtime.everyone import is_first, link
+from redco_cli.runtime.peers.everyone import is_first, link
 from redco_cli.runtime.program import out_of_memory
-from redco_cli.runtime.signals import StopRequest
+from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun
 from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule, with_clipping
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records

@@ -21,7 +21,7 @@ from redco_cli.job import prepare
 from redco_cli.planning.choice import arranged
 from redco_cli.recipe.load import load_recipe
 from redco_cli.runtime.cache import enable_compilation_cache
-from redco_cli.runtime.signals import StopRequest
+from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.feed import feed
 from redco_cli.training.loop import TrainingRun
 from redco_cli.training.records.metrics import Meter

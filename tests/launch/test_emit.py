@@ -7,7 +7,7 @@ import yaml
 
 from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from redco_cli.launch.emit import submission
-from redco_cli.runtime.cluster import Cluster, recognised, timeout
+from redco_cli.runtime.peers.cluster import Cluster, recognised, timeout
 
 COMMAND = ["train", "my recipe.yaml", "train.steps=10"]
 MARGIN = 90  # seconds: Slurm sends a signal up to 60 s early, and what comes after a stop takes some as well

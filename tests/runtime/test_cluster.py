@@ -1,7 +1,7 @@
 import pytest
 
 from redco_cli.errors import UsageError
-from redco_cli.runtime.cluster import Cluster, recognised, timeout
+from redco_cli.runtime.peers.cluster import Cluster, recognised, timeout
 
 PLAIN = {"REDCO_NUM_PROCESSES": "4", "REDCO_PROCESS_ID": "1", "REDCO_COORDINATOR": "host0:1234"}
 SLURM = {

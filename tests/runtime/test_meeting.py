@@ -13,11 +13,12 @@ import pytest
 from several import ended, free_port
 
 from redco_cli.errors import RedcoError
-from redco_cli.runtime import hub, wire
-from redco_cli.runtime.cluster import Cluster
-from redco_cli.runtime.link import Link
-from redco_cli.runtime.preflight import facts, meet
-from redco_cli.runtime.signals import Early, StopRequest
+from redco_cli.runtime.meeting import hub
+from redco_cli.runtime.meeting.preflight import facts, meet
+from redco_cli.runtime.peers import wire
+from redco_cli.runtime.peers.cluster import Cluster
+from redco_cli.runtime.peers.link import Link
+from redco_cli.runtime.stopping.signals import Early, StopRequest
 
 FACTS = {"jax": "1", "devices": 2}
 
@@ -162,8 +163,8 @@ MEETS = """
 import sys
 from test_meeting import FACTS, cluster
 from redco_cli.errors import RedcoError
-from redco_cli.runtime.preflight import meet
-from redco_cli.runtime.signals import stop_at_once
+from redco_cli.runtime.meeting.preflight import meet
+from redco_cli.runtime.stopping.signals import stop_at_once
 process, processes, port = map(int, sys.argv[1:])
 try:
     with stop_at_once(print) as early:

@@ -123,7 +123,7 @@ def test_an_outer_loop_stops_where_it_evaluates(project: Path, signalling: pytes
 
 BUSY = """
 import hashlib
-import redco_cli.runtime.signals as signals
+import redco_cli.runtime.stopping.signals as signals
 signals.AT_ONCE = 0.5
 with signals.stop_on_signal(lambda text: print(text, flush=True)):
     print("ready", flush=True)
@@ -145,7 +145,7 @@ def test_a_run_that_cannot_stop_ends_within_the_time_out(monkeypatch: pytest.Mon
 
 FORKS = """
 import os, signal, sys, time
-import redco_cli.runtime.signals as signals
+import redco_cli.runtime.stopping.signals as signals
 from redco_cli.__main__ import hear_early
 hear_early()
 hearing = {
@@ -202,8 +202,8 @@ def test_a_signal_while_the_command_is_being_imported_asks_for_a_requeue(number:
 
 ABORTS = """
 import ctypes, sys, threading, time
-from redco_cli.runtime.processes import _put_off_aborts
-from redco_cli.runtime.signals import end_now
+from redco_cli.runtime.meeting.processes import _put_off_aborts
+from redco_cli.runtime.stopping.signals import end_now
 _put_off_aborts()
 threading.Thread(target=ctypes.CDLL(None).abort, daemon=True).start()  # as gloo does: in a thread, without the GIL
 time.sleep(float(sys.argv[1]))
@@ -221,7 +221,7 @@ def test_an_abort_leaves_time_for_the_reason_and_no_more(seconds: str, code: int
 
 SAVES = """
 import time
-import redco_cli.runtime.signals as signals
+import redco_cli.runtime.stopping.signals as signals
 with signals.stop_on_signal(lambda text: print(text, flush=True)) as stop:
     print("ready", flush=True)
     while not stop.due():

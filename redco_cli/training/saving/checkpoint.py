@@ -30,7 +30,7 @@ import orbax.checkpoint as ocp
 
 from redco_cli.errors import StorageError
 from redco_cli.plugin.contract import Params
-from redco_cli.runtime.everyone import gathered, is_first, link
+from redco_cli.runtime.peers.everyone import gathered, is_first, link
 from redco_cli.training.saving.complaints import mute_orbax, of_another_model, unreadable, unwritable
 from redco_cli.training.saving.disposal import Disposal, set_aside
 from redco_cli.training.saving.integrity import damage, seal

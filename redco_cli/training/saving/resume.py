@@ -14,7 +14,7 @@ from redco_cli.errors import Problem, RecipeError, StorageError
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import moved, pin_paths
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.everyone import gathered, is_first, link, process
+from redco_cli.runtime.peers.everyone import gathered, is_first, link, process
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.choose import (
     chosen,

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from types import FrameType
 
 from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoError, Requeue
-from redco_cli.runtime.cluster import timeout
-from redco_cli.runtime.everyone import link as joined_link
-from redco_cli.runtime.handlers import HEARD, handling
-from redco_cli.runtime.link import Link
+from redco_cli.runtime.peers.cluster import timeout
+from redco_cli.runtime.peers.everyone import link as joined_link
+from redco_cli.runtime.peers.link import Link
+from redco_cli.runtime.stopping.handlers import HEARD, handling
 
 AT_ONCE = 3.0
 """Seconds after a second Ctrl-C in which the program may end by itself."""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from redco_cli.errors import EXIT_FAILED
-from redco_cli.runtime.wire import SILENT, Message, Wire
+from redco_cli.runtime.peers.wire import SILENT, Message, Wire
 
 _LINGER = 10.0  # seconds in which those still to come may hear of a contradiction that is already known
 _SHOWN = 3

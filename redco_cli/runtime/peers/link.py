@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_cli.errors import EXIT_FAILED, RedcoError
-from redco_cli.runtime.wire import SILENT, Message, Wire
+from redco_cli.runtime.peers.wire import SILENT, Message, Wire
 
 _GRACE = 1.5  # seconds in which this process may end by itself, with a reason of its own
 
