@@ -20,7 +20,7 @@ from redco_cli.models.weights import checkpoint_directory
 from redco_cli.placement import Placement, place, read_loss, read_prediction
 from redco_cli.planning.choice import arranged, memory_of_a_device, placed
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.picture import write_picture
+from redco_cli.planning.picture.picture import write_picture
 from redco_cli.planning.report import as_json
 from redco_cli.planning.shortage import explained
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary

@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 from plans import MESH, GiB, gpt2_rows, report_of, row, stacked_rows
 
-from redco_cli.planning.blocks import blocks
 from redco_cli.planning.groups import fold
-from redco_cli.planning.picture import svg
+from redco_cli.planning.picture.blocks import blocks
+from redco_cli.planning.picture.picture import svg
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SVG = "{http://www.w3.org/2000/svg}"

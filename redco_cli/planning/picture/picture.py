@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 from redco_cli.console.plan import KINDS, format_bytes, mesh_text
 from redco_cli.errors import StorageError
-from redco_cli.planning.blocks import blocks
+from redco_cli.planning.picture.blocks import blocks
+from redco_cli.planning.picture.tiles import LINE, Drawn, Element, add, bytes_of_one, panel, text_width
 from redco_cli.planning.report import Report
-from redco_cli.planning.tiles import LINE, Drawn, Element, add, bytes_of_one, panel, text_width
 
 _WIDTH, _MARGIN, _GAP = 1120, 28, 26
 _INSIDE = _WIDTH - 2 * _MARGIN

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from redco_cli.console.plan import TIMES, format_bytes, sizes_text, spec_text
-from redco_cli.planning.blocks import Block
 from redco_cli.planning.groups import Group
+from redco_cli.planning.picture.blocks import Block
 from redco_cli.sharding.plan import FSDP, TENSOR
 
 Element = ElementTree.Element
