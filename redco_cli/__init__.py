@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from redco_cli.models.export import Exported
+    from redco_cli.exporting.export import Exported
     from redco_cli.models.resolve import load_model
     from redco_cli.run import TrainResult, export, inspect_sharding, predict, train
 
@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 __all__ = ["Exported", "TrainResult", "__version__", "export", "inspect_sharding", "load_model", "predict", "train"]
 
 _HOMES = {
-    "Exported": "redco_cli.models.export",
+    "Exported": "redco_cli.exporting.export",
     "load_model": "redco_cli.models.resolve",
     "TrainResult": "redco_cli.run",
     "export": "redco_cli.run",

@@ -13,8 +13,8 @@ import jax
 from redco_cli.console import CountProgress, TrainProgress, note
 from redco_cli.data.jsonl import read_jsonl
 from redco_cli.errors import ModelError, StorageError
+from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, export_model
 from redco_cli.job import Job, check_sizes, prepare, stages_of
-from redco_cli.models.export import SETS_AT_ONCE, Exported, check_place, export_model
 from redco_cli.models.load_examples import example_inputs, example_loss
 from redco_cli.models.weights import checkpoint_directory
 from redco_cli.placement import Placement, place, read_loss, read_prediction

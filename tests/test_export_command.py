@@ -21,8 +21,8 @@ import decoders
 import redco_cli
 from redco_cli import load_model
 from redco_cli.cli import app
+from redco_cli.exporting.tokenizer import save_byte_tokenizer
 from redco_cli.models.byte_tokenizer import ByteTokenizer
-from redco_cli.models.export_byte_tokenizer import save_byte_tokenizer
 
 PLUGIN = """
 import numpy as np

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import jax
 
 from redco_cli.errors import DeviceError, RedcoError
+from redco_cli.exporting.export import SETS_AT_ONCE
 from redco_cli.job import Job, micro_batch_size, pass_size, prepare
-from redco_cli.models.export import SETS_AT_ONCE
 from redco_cli.placement import Placement
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.groups import fold

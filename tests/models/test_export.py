@@ -21,9 +21,11 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 
 from redco_cli.errors import ModelError, StorageError
-from redco_cli.models import export, export_check, export_files
+from redco_cli.exporting import check as export_check
+from redco_cli.exporting import export
+from redco_cli.exporting import files as export_files
+from redco_cli.exporting.export import export_model
 from redco_cli.models.byte_tokenizer import ByteTokenizer
-from redco_cli.models.export import export_model
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.tasks import flax_class_names
 from redco_cli.models.weights import load_params
@@ -297,7 +299,7 @@ ALONE = """
 import sys
 from pathlib import Path
 sys.modules["torch"] = None
-from redco_cli.models.export import export_model
+from redco_cli.exporting.export import export_model
 from redco_cli.models.resolve import load_model
 for name in sys.argv[1:]:
     model, params = load_model(f"{name}/in", implementation="auto" if name.endswith("vit") else "decoder")
@@ -327,7 +329,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 from jax.sharding import AxisType
 from redco_cli.errors import StorageError
-from redco_cli.models.export import export_model
+from redco_cli.exporting.export import export_model
 from redco_cli.models.resolve import load_model
 mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
 directory = Path(sys.argv[3])

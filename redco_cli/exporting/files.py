@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from redco_cli.exporting.tensors import Model, Tensor, usual_dtype
+from redco_cli.exporting.tokenizer import save_byte_tokenizer
 from redco_cli.models.byte_tokenizer import ByteTokenizer
 from redco_cli.models.checkpoints import DTYPES, INDEX, SAFETENSORS, Array
 from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.export_byte_tokenizer import save_byte_tokenizer
-from redco_cli.models.export_tensors import Model, Tensor, usual_dtype
 from redco_cli.models.families_ropes import in_old_keys
 from redco_cli.models.tasks import GENERATING, flax_class_names
 
