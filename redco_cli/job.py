@@ -18,10 +18,10 @@ from redco_cli.data.resumable import ResumableStream, is_resumable
 from redco_cli.data.source import load_source
 from redco_cli.data.stream import is_marked
 from redco_cli.errors import DataError, PluginError, RecipeError
-from redco_cli.models.module import module_model
+from redco_cli.models.config.hub import tell_retries_once
+from redco_cli.models.config.tokenizer import load_tokenizer
+from redco_cli.models.own_module import module_model
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.retries import tell_retries_once
-from redco_cli.models.tokenizer import load_tokenizer
 from redco_cli.plugin.calls import call_collate, call_loss, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.examples import guard_examples, reading

@@ -15,8 +15,8 @@ from redco_cli.data.jsonl import read_jsonl
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, export_model
 from redco_cli.job import Job, check_sizes, prepare, stages_of
-from redco_cli.models.load_examples import example_inputs, example_loss
-from redco_cli.models.weights import checkpoint_directory
+from redco_cli.models.example_inputs import example_inputs, example_loss
+from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.placement import Placement, place, read_loss, read_prediction
 from redco_cli.planning.choice import arranged, memory_of_a_device, placed
 from redco_cli.planning.inspect import inspect

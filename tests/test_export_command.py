@@ -22,7 +22,7 @@ import redco_cli
 from redco_cli import load_model
 from redco_cli.cli import app
 from redco_cli.exporting.tokenizer import save_byte_tokenizer
-from redco_cli.models.byte_tokenizer import ByteTokenizer
+from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 
 PLUGIN = """
 import numpy as np

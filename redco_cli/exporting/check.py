@@ -13,10 +13,10 @@ from jax.experimental import multihost_utils
 
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.exporting.tensors import Model, Tensor
-from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.load_examples import example_inputs
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.example_inputs import example_inputs
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.weights import load_params
+from redco_cli.models.weights.load import load_params
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
 

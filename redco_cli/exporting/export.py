@@ -21,7 +21,7 @@ from redco_cli.errors import ModelError, StorageError
 from redco_cli.exporting.check import difference_of
 from redco_cli.exporting.files import write_config, write_generation_config, write_tokenizer, write_weights
 from redco_cli.exporting.tensors import Model, Tensor, tensors_of
-from redco_cli.models.checkpoints import has_weights, open_checkpoint, some
+from redco_cli.models.weights.files import has_weights, open_checkpoint, some
 from redco_cli.plugin.contract import Params
 from redco_cli.runtime.disk import check_directory
 

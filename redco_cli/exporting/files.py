@@ -14,11 +14,11 @@ import numpy as np
 
 from redco_cli.exporting.tensors import Model, Tensor, usual_dtype
 from redco_cli.exporting.tokenizer import save_byte_tokenizer
-from redco_cli.models.byte_tokenizer import ByteTokenizer
-from redco_cli.models.checkpoints import DTYPES, INDEX, SAFETENSORS, Array
-from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.families_ropes import in_old_keys
-from redco_cli.models.tasks import GENERATING, flax_class_names
+from redco_cli.models.config.byte_tokenizer import ByteTokenizer
+from redco_cli.models.config.tasks import GENERATING, flax_class_names
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.families.shared.rope import in_old_keys
+from redco_cli.models.weights.files import DTYPES, INDEX, SAFETENSORS, Array
 
 SHARD_BYTES = 5 * 10**9
 """The most bytes of tensors in one file, where a tensor is not larger."""

@@ -15,13 +15,13 @@ from flax.traverse_util import flatten_dict
 from jax.experimental import multihost_utils
 
 from redco_cli.errors import ModelError
-from redco_cli.models.checkpoints import Array, Checkpoint
-from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.families import Row, tensor_table
-from redco_cli.models.hf_flax import HfFlaxModel
-from redco_cli.models.load_decoder import stored_names
-from redco_cli.models.load_flax import place_stored
-from redco_cli.models.naming import torch_name
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.flax.model import HfFlaxModel
+from redco_cli.models.flax.naming import torch_name
+from redco_cli.models.weights.decoder import stored_names
+from redco_cli.models.weights.files import Array, Checkpoint
+from redco_cli.models.weights.flax import place_stored
+from redco_cli.models.weights.table import Row, tensor_table
 from redco_cli.plugin.contract import Params
 
 Model = HfFlaxModel | DecoderModel

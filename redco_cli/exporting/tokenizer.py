@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from redco_cli.models.byte_tokenizer import BOS, EOS, PAD, SEP
+from redco_cli.models.config.byte_tokenizer import BOS, EOS, PAD, SEP
 
 _SPECIALS = {PAD: "<pad>", BOS: "<bos>", EOS: "<eos>", SEP: "<sep>"}
 _CHAT_TEMPLATE = (

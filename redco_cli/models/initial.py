@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from redco_cli.models.configs import local_directory
-from redco_cli.models.weights import check_checkpoint, checkpoint_directory, load_params
+from redco_cli.models.config.read import local_directory
+from redco_cli.models.weights.load import check_checkpoint, checkpoint_directory, load_params
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
 

@@ -9,14 +9,14 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from redco_cli.errors import ModelError
-from redco_cli.models.configs import local_directory, read_config
-from redco_cli.models.decoder_model import DecoderModel, build_decoder
-from redco_cli.models.families_read import covers
-from redco_cli.models.hf_flax import HfFlaxModel, build_model
-from redco_cli.models.load_examples import example_inputs, example_loss
-from redco_cli.models.refusals import refuse_unsupported
-from redco_cli.models.tasks import GENERATING, choose_task, flax_class_names
-from redco_cli.models.weights import check_checkpoint, checkpoint_directory, load_params
+from redco_cli.models.config.read import local_directory, read_config
+from redco_cli.models.config.tasks import GENERATING, choose_task, flax_class_names
+from redco_cli.models.decoder.model import DecoderModel, build_decoder
+from redco_cli.models.example_inputs import example_inputs, example_loss
+from redco_cli.models.families.registry import covers
+from redco_cli.models.flax.model import HfFlaxModel, build_model
+from redco_cli.models.flax.refusals import refuse_unsupported
+from redco_cli.models.weights.load import check_checkpoint, checkpoint_directory, load_params
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection, Remat
 from redco_cli.sharding.derive import make_plan

@@ -14,10 +14,10 @@ import optax
 
 from redco_cli.errors import ModelError, UsageError
 from redco_cli.job import Job, micro_batch_size, prepare
-from redco_cli.models.configs import read_config
+from redco_cli.models.config.read import read_config
+from redco_cli.models.config.tasks import TO_SEQUENCE
 from redco_cli.models.presets import close_presets, preset
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.tasks import TO_SEQUENCE
 from redco_cli.placement import abstract_batch, overrides
 from redco_cli.plugin.contract import Loss, Params
 from redco_cli.plugin.parts import token_loss

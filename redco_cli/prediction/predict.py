@@ -25,7 +25,7 @@ from redco_cli.console import note
 from redco_cli.data.loader import predict_batches
 from redco_cli.errors import PluginError, StorageError, UsageError
 from redco_cli.job import Job, pass_size
-from redco_cli.models.weights import checkpoint_directory
+from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output, call_predict
 from redco_cli.plugin.contract import Example, Params

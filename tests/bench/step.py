@@ -32,10 +32,10 @@ import optax
 import torch
 import transformers
 
-from redco_cli.models.decoder_attention import Attention
-from redco_cli.models.decoder_layers import Mlp
-from redco_cli.models.decoder_loss import cross_entropy, head_of
-from redco_cli.models.decoder_sight import layer_traits, make_sight
+from redco_cli.models.decoder.attention import Attention
+from redco_cli.models.decoder.layers import Mlp
+from redco_cli.models.decoder.loss import cross_entropy, head_of
+from redco_cli.models.decoder.masks import layer_traits, make_sight
 from redco_cli.models.resolve import load_model
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import IGNORED_LABEL

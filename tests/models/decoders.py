@@ -12,9 +12,9 @@ import torch
 import transformers
 from flax.traverse_util import flatten_dict
 
-from redco_cli.models.decoder import Decoder
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.families import decoder_config, to_params
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.decoder import Decoder
+from redco_cli.models.weights.table import decoder_config, to_params
 
 torch.set_num_threads(1)  # beside XLA's, more threads only wait
 QUICK = {"xla_backend_optimization_level": 0}

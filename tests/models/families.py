@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.weights import load_params
+from redco_cli.models.weights.load import load_params
 from redco_cli.recipe.schema import ModelSection
 
 _BERT = {

@@ -14,15 +14,15 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from redco_cli.errors import ModelError
-from redco_cli.models import decoder_attention
-from redco_cli.models.decoder import Decoder, abstract_decoder, squash
-from redco_cli.models.decoder_config import ExpertsConfig
-from redco_cli.models.decoder_experts import Kernels, mix, routing
-from redco_cli.models.decoder_loss import Head, cross_entropy
-from redco_cli.models.decoder_model import build_decoder
-from redco_cli.models.decoder_positions import alibi_bias, alibi_slopes
-from redco_cli.models.decoder_sight import empty_cache
-from redco_cli.models.families import decoder_config
+from redco_cli.models.decoder.config import ExpertsConfig
+from redco_cli.models.decoder.decoder import Decoder, abstract_decoder, squash
+from redco_cli.models.decoder.decoder import attention as decoder_attention
+from redco_cli.models.decoder.experts import Kernels, mix, routing
+from redco_cli.models.decoder.loss import Head, cross_entropy
+from redco_cli.models.decoder.masks import empty_cache
+from redco_cli.models.decoder.model import build_decoder
+from redco_cli.models.decoder.positions import alibi_bias, alibi_slopes
+from redco_cli.models.weights.table import decoder_config
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import next_token_loss
 

@@ -21,9 +21,9 @@ from transformers.generation import (
 )
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder_choice import Choice, filtered_scores
-from redco_cli.models.decoder_model import build_decoder
-from redco_cli.models.families import to_params
+from redco_cli.models.decoder.generate.sampling import Choice, filtered_scores
+from redco_cli.models.decoder.model import build_decoder
+from redco_cli.models.weights.table import to_params
 
 NEW, PAD = 12, 1
 IDS = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": [2, 7, 11, 23]}

@@ -25,10 +25,10 @@ from redco_cli.exporting import check as export_check
 from redco_cli.exporting import export
 from redco_cli.exporting import files as export_files
 from redco_cli.exporting.export import export_model
-from redco_cli.models.byte_tokenizer import ByteTokenizer
+from redco_cli.models.config.byte_tokenizer import ByteTokenizer
+from redco_cli.models.config.tasks import flax_class_names
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.tasks import flax_class_names
-from redco_cli.models.weights import load_params
+from redco_cli.models.weights.load import load_params
 from redco_cli.recipe.schema import ModelSection
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -20,10 +20,10 @@ from decoders import (
 from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder import Decoder, abstract_params
-from redco_cli.models.families import covers, decoder_config, ignored, tensor_table, to_hf, to_params
-from redco_cli.models.families_read import FAMILIES
-from redco_cli.models.families_ropes import in_old_keys
+from redco_cli.models.decoder.decoder import Decoder, abstract_params
+from redco_cli.models.families.registry import FAMILIES
+from redco_cli.models.families.shared.rope import in_old_keys
+from redco_cli.models.weights.table import covers, decoder_config, ignored, tensor_table, to_hf, to_params
 
 SHORT = {"max_position_embeddings": 8}
 LONG_FACTORS = {"short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}

@@ -8,7 +8,7 @@ from families import config_for, inputs_for, save_torch, where
 
 from redco_cli.errors import ModelError
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.weights import load_params
+from redco_cli.models.weights.load import load_params
 from redco_cli.recipe.schema import ModelSection
 
 NEW = 8

@@ -16,13 +16,15 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 from redco_cli.errors import ModelError
-from redco_cli.models import checkpoints, load_fit, load_shards
-from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.families import to_params
-from redco_cli.models.hf_flax import HfFlaxModel
-from redco_cli.models.load_shards import Source, fill
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.flax.model import HfFlaxModel
 from redco_cli.models.resolve import load_model, resolve_model
-from redco_cli.models.weights import check_checkpoint, load_params
+from redco_cli.models.weights.load import check_checkpoint, load_params
+from redco_cli.models.weights.load import files as checkpoints
+from redco_cli.models.weights.load import fit as load_fit
+from redco_cli.models.weights.load import shards as load_shards
+from redco_cli.models.weights.shards import Source, fill
+from redco_cli.models.weights.table import to_params
 from redco_cli.recipe.schema import ModelSection
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -282,9 +284,10 @@ sys.modules["torch"] = None
 import jax, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pathlib import Path
-from redco_cli.models import checkpoints, load_shards
+from redco_cli.models.weights.load import files as checkpoints
+from redco_cli.models.weights.load import shards as load_shards
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.weights import load_params
+from redco_cli.models.weights.load import load_params
 from redco_cli.recipe.schema import ModelSection
 directory, piece, devices = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 load_shards.PIECE_BYTES = checkpoints._MAPPED_BYTES = piece
@@ -305,7 +308,7 @@ def random_llama(directory, **sizes):
     """A checkpoint in bfloat16, without PyTorch's model in memory."""
     from transformers import LlamaConfig
 
-    from redco_cli.models.families import decoder_config, tensor_table
+    from redco_cli.models.weights.table import decoder_config, tensor_table
 
     config = LlamaConfig(**sizes)
     config.save_pretrained(directory)

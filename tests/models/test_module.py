@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from redco_cli.errors import ModelError, PluginError
-from redco_cli.models.module import module_model
+from redco_cli.models.own_module import module_model
 
 WHERE = "plugins/p.py: build_model"
 BATCH = {"image": jax.ShapeDtypeStruct((4, 6), jnp.float32), "label": jax.ShapeDtypeStruct((4,), jnp.int32)}

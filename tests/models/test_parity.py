@@ -3,7 +3,7 @@
 import pytest
 from families import CONFIGS, config_for, largest_difference
 
-from redco_cli.models.tasks import flax_class_names
+from redco_cli.models.config.tasks import flax_class_names
 
 COVERING = [
     ("llama", "causal_lm"),

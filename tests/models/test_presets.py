@@ -7,9 +7,9 @@ import torch
 import transformers
 from transformers.modeling_utils import no_init_weights
 
-from redco_cli.models.configs import read_config
+from redco_cli.models.config.read import read_config
+from redco_cli.models.config.tasks import choose_task, flax_class_names
 from redco_cli.models.presets import close_presets, preset, preset_names
-from redco_cli.models.tasks import choose_task, flax_class_names
 from redco_cli.recipe.schema import ModelSection
 
 OTHERWISE = {

@@ -5,7 +5,7 @@ from families import CONFIGS, config_for, largest_difference, where
 
 from redco_cli.errors import ModelError
 from redco_cli.models import resolve
-from redco_cli.models.refusals import REFUSALS
+from redco_cli.models.flax.refusals import REFUSALS
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 

@@ -8,8 +8,8 @@ import pytest
 from families import config_for, where
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.hf_flax import HfFlaxModel
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.flax.model import HfFlaxModel
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 

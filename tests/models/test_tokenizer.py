@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redco_cli.errors import ModelError
-from redco_cli.models.byte_tokenizer import BOS, EOS, PAD, SEP, VOCAB_SIZE, ByteTokenizer
-from redco_cli.models.tokenizer import load_tokenizer
+from redco_cli.models.config.byte_tokenizer import BOS, EOS, PAD, SEP, VOCAB_SIZE, ByteTokenizer
+from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.recipe.schema import ModelSection
 
 LLAMA = config_for("llama", "causal_lm", vocab_size=260)

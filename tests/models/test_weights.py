@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from redco_cli.errors import ModelError
 from redco_cli.models.resolve import load_model, resolve_model
-from redco_cli.models.weights import load_params
+from redco_cli.models.weights.load import load_params
 from redco_cli.recipe.schema import ModelSection
 
 BASE = "bert.encoder.layer.0.attention.self.query.weight"

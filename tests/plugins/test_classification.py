@@ -10,7 +10,7 @@ import sklearn.metrics
 import torch
 
 from redco_cli.errors import PluginError
-from redco_cli.models.byte_tokenizer import PAD, SEP
+from redco_cli.models.config.byte_tokenizer import PAD, SEP
 from redco_cli.plugin.parts import builtin
 
 text, image = builtin("text_classification"), builtin("image_classification")

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from redco_cli.errors import PluginError
-from redco_cli.models.byte_tokenizer import EOS, PAD, ByteTokenizer
+from redco_cli.models.config.byte_tokenizer import EOS, PAD, ByteTokenizer
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin
 

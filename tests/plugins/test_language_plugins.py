@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_cli.models.byte_tokenizer import EOS, PAD
+from redco_cli.models.config.byte_tokenizer import EOS, PAD
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin, held_out, standard_library
 

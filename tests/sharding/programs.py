@@ -21,9 +21,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
 from families import CONFIGS, config_for, where
 from small_programs import SMALL, token_loss
 
-from redco_cli.models.decoder_model import DecoderModel
+from redco_cli.models.config.tasks import flax_class_names
+from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.tasks import flax_class_names
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.rows import rows_shared
 

@@ -10,13 +10,13 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError
-from redco_cli.models.checkpoints import Array, Checkpoint, Index, some
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.families import Row, ignored, tensor_table
-from redco_cli.models.families_names import names_of
-from redco_cli.models.load_fit import Fit, ParamPath
-from redco_cli.models.load_shards import Box, Source
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.families.shared.names import names_of
+from redco_cli.models.weights.files import Array, Checkpoint, Index, some
+from redco_cli.models.weights.fit import Fit, ParamPath
+from redco_cli.models.weights.shards import Box, Source
+from redco_cli.models.weights.table import Row, ignored, tensor_table
 
 
 def fit_decoder(model: DecoderModel, checkpoint: Checkpoint) -> Fit:

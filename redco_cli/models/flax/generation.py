@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.errors import ModelError
-from redco_cli.models.limits import check_inputs, check_length
-from redco_cli.models.tasks import GENERATING, TO_SEQUENCE
+from redco_cli.models.config.tasks import GENERATING, TO_SEQUENCE
+from redco_cli.models.flax.limits import check_inputs, check_length
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import GenerationSection
 
 if TYPE_CHECKING:
-    from redco_cli.models.hf_flax import HfFlaxModel
+    from redco_cli.models.flax.model import HfFlaxModel
 
 _CHOOSING = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty")
 _FORCING = ("min_length", "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "no_repeat_ngram_size")

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.decoder_positions import alibi_bias, rotary_angles
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.positions import alibi_bias, rotary_angles
 
 Array = Any
 _NO_WINDOW = _NEVER_SEEN = np.iinfo(np.int32).max

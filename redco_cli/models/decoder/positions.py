@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_cli.models.decoder_config import Rope
+from redco_cli.models.decoder.config import Rope
 
 Array = Any
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import flax.linen as nn
 
-from redco_cli.models.decoder_attention import Attention, Kernel
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.decoder_experts import Experts
-from redco_cli.models.decoder_layers import Mlp, Norm
-from redco_cli.models.decoder_sight import Cache, Layer, Sight
+from redco_cli.models.decoder.attention import Attention, Kernel
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.experts import Experts
+from redco_cli.models.decoder.layers import Mlp, Norm
+from redco_cli.models.decoder.masks import Cache, Layer, Sight
 
 Array = Any
 

@@ -15,14 +15,14 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from redco_cli.errors import ModelError
-from redco_cli.models.checkpoints import FLAX, INDEX, SAFETENSORS, Checkpoint, open_checkpoint, sharded_files
-from redco_cli.models.configs import local_directory
-from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.hf_flax import HfFlaxModel
-from redco_cli.models.load_decoder import fit_decoder
-from redco_cli.models.load_fit import Fit, check_copies, check_fit
-from redco_cli.models.load_flax import fit_flax
-from redco_cli.models.load_shards import fill
+from redco_cli.models.config.read import local_directory
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.flax.model import HfFlaxModel
+from redco_cli.models.weights.decoder import fit_decoder
+from redco_cli.models.weights.files import FLAX, INDEX, SAFETENSORS, Checkpoint, open_checkpoint, sharded_files
+from redco_cli.models.weights.fit import Fit, check_copies, check_fit
+from redco_cli.models.weights.flax import fit_flax
+from redco_cli.models.weights.shards import fill
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
 

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.decoder_layers import Dense, Norm, output_std
-from redco_cli.models.decoder_positions import rotate
-from redco_cli.models.decoder_sight import Cache, Layer, Sight
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.layers import Dense, Norm, output_std
+from redco_cli.models.decoder.masks import Cache, Layer, Sight
+from redco_cli.models.decoder.positions import rotate
 
 Array = Any
 Kernel = Literal["plain", "xla", "cudnn"]

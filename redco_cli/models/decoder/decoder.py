@@ -13,12 +13,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.decoder_attention import Kernel
-from redco_cli.models.decoder_block import Block
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.decoder_layers import Dense, Norm
-from redco_cli.models.decoder_sight import Cache, empty_cache, extended, layer_traits, make_sight, token_positions
-from redco_cli.models.families_read import decoder_config
+from redco_cli.models.decoder.attention import Kernel
+from redco_cli.models.decoder.block import Block
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.layers import Dense, Norm
+from redco_cli.models.decoder.masks import Cache, empty_cache, extended, layer_traits, make_sight, token_positions
+from redco_cli.models.families.registry import decoder_config
 
 Array = Any
 Params = Any

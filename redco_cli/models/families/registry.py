@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.decoder_layers import ACTIVATIONS
-from redco_cli.models.families_classic import CLASSIC
-from redco_cli.models.families_configs import LLAMA_LINEAGE
-from redco_cli.models.families_ropes import in_old_keys
-from redco_cli.models.families_settings import Settings
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.layers import ACTIVATIONS
+from redco_cli.models.families.shared.gpt import CLASSIC
+from redco_cli.models.families.shared.llama import LLAMA_LINEAGE
+from redco_cli.models.families.shared.rope import in_old_keys
+from redco_cli.models.families.shared.settings import Settings
 
 _READERS = {**LLAMA_LINEAGE, **CLASSIC}
 FAMILIES = tuple(sorted(_READERS))

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from redco_cli.errors import ModelError
-from redco_cli.models import byte_tokenizer
-from redco_cli.models.retries import tell_retries_once
-from redco_cli.models.tasks import unknown_model_type
+from redco_cli.models.config import byte_tokenizer
+from redco_cli.models.config.hub import tell_retries_once
+from redco_cli.models.config.tasks import unknown_model_type
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.schema import ModelSection
 

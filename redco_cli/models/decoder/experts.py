@@ -20,8 +20,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.decoder_config import DecoderConfig, ExpertsConfig
-from redco_cli.models.decoder_layers import ACTIVATIONS, Dense, Mlp
+from redco_cli.models.decoder.config import DecoderConfig, ExpertsConfig
+from redco_cli.models.decoder.layers import ACTIVATIONS, Dense, Mlp
 
 Array = Any
 _ROOM = (2.0, 6.0)

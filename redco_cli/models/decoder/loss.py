@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.sharding.rows import row_groups
 

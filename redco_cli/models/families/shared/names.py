@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder.config import DecoderConfig
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder_config import Rope
-from redco_cli.models.decoder_positions import yarn_magnitude
-from redco_cli.models.families_settings import Settings, named
+from redco_cli.models.decoder.config import Rope
+from redco_cli.models.decoder.positions import yarn_magnitude
+from redco_cli.models.families.shared.settings import Settings, named
 
 _CORRECT = "correct the config"
 _KEYS = {

@@ -18,10 +18,10 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder import Decoder, abstract_params
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.families_names import Fused, names_of
-from redco_cli.models.families_read import covers, decoder_config
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.decoder import Decoder, abstract_params
+from redco_cli.models.families.registry import covers, decoder_config
+from redco_cli.models.families.shared.names import Fused, names_of
 
 __all__ = ["Row", "covers", "decoder_config", "ignored", "tensor_table", "to_hf", "to_params"]
 

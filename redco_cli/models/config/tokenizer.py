@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from redco_cli.errors import ModelError
-from redco_cli.models import byte_tokenizer
-from redco_cli.models.byte_tokenizer import ByteTokenizer
-from redco_cli.models.configs import local_directory, read_config
-from redco_cli.models.tasks import choose_task, flax_class_names
+from redco_cli.models.config import byte_tokenizer
+from redco_cli.models.config.byte_tokenizer import ByteTokenizer
+from redco_cli.models.config.read import local_directory, read_config
+from redco_cli.models.config.tasks import choose_task, flax_class_names
 from redco_cli.recipe.schema import ModelSection
 
 _LOADERS = {

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from redco_cli.models.checkpoints import Array, Checkpoint
-from redco_cli.models.hf_flax import HfFlaxModel
-from redco_cli.models.load_fit import Fit
-from redco_cli.models.load_shards import Box, Source
-from redco_cli.models.naming import Placement, lacking_heads, place_tensors
+from redco_cli.models.flax.model import HfFlaxModel
+from redco_cli.models.flax.naming import Placement, lacking_heads, place_tensors
+from redco_cli.models.weights.files import Array, Checkpoint
+from redco_cli.models.weights.fit import Fit
+from redco_cli.models.weights.shards import Box, Source
 
 
 def fit_flax(model: HfFlaxModel, checkpoint: Checkpoint) -> Fit:

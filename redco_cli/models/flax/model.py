@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from flax.core import unfreeze
 
 from redco_cli.errors import ModelError
-from redco_cli.models.generation import generate
-from redco_cli.models.limits import check_inputs
-from redco_cli.models.repairs import repair_loaded_modules
-from redco_cli.models.tasks import TO_SEQUENCE, flax_class_names
+from redco_cli.models.config.tasks import TO_SEQUENCE, flax_class_names
+from redco_cli.models.flax.generation import generate
+from redco_cli.models.flax.limits import check_inputs
+from redco_cli.models.flax.repairs import repair_loaded_modules
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 from redco_cli.plugin.parts import next_token_loss
 

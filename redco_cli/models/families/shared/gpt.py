@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from redco_cli.models.decoder_config import Rope
-from redco_cli.models.families_configs import Options, Reader, one_window, sizes
-from redco_cli.models.families_ropes import read_rope
-from redco_cli.models.families_settings import Settings, named
+from redco_cli.models.decoder.config import Rope
+from redco_cli.models.families.shared.llama import Options, Reader, one_window, sizes
+from redco_cli.models.families.shared.rope import read_rope
+from redco_cli.models.families.shared.settings import Settings, named
 
 
 def _gpt_sizes(s: Settings, hidden: str, layers: str, heads: str) -> Options:

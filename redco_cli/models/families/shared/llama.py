@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from redco_cli.models.decoder_config import ExpertsConfig, Rope
-from redco_cli.models.families_ropes import read_rope
-from redco_cli.models.families_settings import Settings, named
+from redco_cli.models.decoder.config import ExpertsConfig, Rope
+from redco_cli.models.families.shared.rope import read_rope
+from redco_cli.models.families.shared.settings import Settings, named
 
 Options = dict[str, Any]
 

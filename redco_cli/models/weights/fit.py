@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from redco_cli.errors import ModelError, Problem
-from redco_cli.models.checkpoints import Array, Checkpoint, Index, some
-from redco_cli.models.load_shards import PIECE_BYTES, Source, piece_shape
+from redco_cli.models.weights.files import Array, Checkpoint, Index, some
+from redco_cli.models.weights.shards import PIECE_BYTES, Source, piece_shape
 
 ParamPath = tuple[str, ...]
 

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.decoder_config import DecoderConfig
+from redco_cli.models.decoder.config import DecoderConfig
 
 Array = Any
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.decoder import Decoder
-from redco_cli.models.decoder_choice import Choice, changed_scores, filtered_scores
-from redco_cli.models.decoder_sight import Cache
+from redco_cli.models.decoder.decoder import Decoder
+from redco_cli.models.decoder.generate.sampling import Choice, changed_scores, filtered_scores
+from redco_cli.models.decoder.masks import Cache
 from redco_cli.plugin.contract import Params
 
 Array = Any

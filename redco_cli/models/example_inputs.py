@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_cli.models.decoder_model import DecoderModel
-from redco_cli.models.hf_flax import HfFlaxModel
-from redco_cli.models.limits import sequence_limit
-from redco_cli.models.tasks import TO_SEQUENCE
+from redco_cli.models.config.tasks import TO_SEQUENCE
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.flax.limits import sequence_limit
+from redco_cli.models.flax.model import HfFlaxModel
 from redco_cli.plugin.contract import Params
 
 _TOKENS = 16

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder import Decoder, Remat, abstract_params
-from redco_cli.models.decoder_attention import Kernel
-from redco_cli.models.decoder_choice import read_choice
-from redco_cli.models.decoder_config import DecoderConfig
-from redco_cli.models.decoder_generate import generate
-from redco_cli.models.decoder_loss import cross_entropy, head_of
-from redco_cli.models.families_read import decoder_config
+from redco_cli.models.decoder.attention import Kernel
+from redco_cli.models.decoder.config import DecoderConfig
+from redco_cli.models.decoder.decoder import Decoder, Remat, abstract_params
+from redco_cli.models.decoder.generate.engine import generate
+from redco_cli.models.decoder.generate.sampling import read_choice
+from redco_cli.models.decoder.loss import cross_entropy, head_of
+from redco_cli.models.families.registry import decoder_config
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
 _WIDEST_HEAD = 128
