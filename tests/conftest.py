@@ -13,5 +13,3 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MPLBACKEND"] = "agg"
 for variable in [name for name in os.environ if name.startswith("REDCO_")]:
     del os.environ[variable]
-
-collect_ignore_glob = ["*conftest.py"]  # no doctests in them, and pytest cannot import two modules of one name

@@ -6,7 +6,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 
-from source import ROOT, modules, parsed, shown
+from tests.architecture.source import ROOT, modules, parsed, shown
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 MODULE_LINES = 300

@@ -3,14 +3,15 @@
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
-from source import PACKAGE, dotted, imports, modules, shown
+
+from tests.architecture.source import PACKAGE, dotted, imports, modules, shown
 
 ROWS = [
     {"__main__"},
     {"cli"},
     {"run", "shell", "launch"},
     {"planning"},  # rehearses what training does, with its timeline and its state
-    {"training", "prediction"},
+    {"training", "prediction", "exporting"},
     {"placement"},
     {"job"},
     {"models"},

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import typer
-from source import ROOT, modules, shown
 
 from redco_cli.cli import app
 from redco_cli.recipe.load import load_recipe
 from redco_cli.recipe.shipped import shipped_recipes
+from tests.architecture.source import ROOT, modules, shown
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAP_ENTRY = re.compile(r"^(?:- )?`(?P<path>[^`]+\.(?:py|yaml))`(?:: | - )(?P<phrase>\S.*)$", re.MULTILINE)

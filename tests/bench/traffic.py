@@ -29,14 +29,14 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "sharding")]
+sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402
-from measure import MESHES, moved  # noqa: E402
-from megatron import references, share, variants  # noqa: E402
-from programs import FAMILIES, NAMES, Program, program  # noqa: E402
 
 from redco_cli.sharding.compiled.traffic import Moved, total  # noqa: E402
+from tests.sharding.measure import MESHES, moved  # noqa: E402
+from tests.sharding.programs.catalogue import FAMILIES, NAMES, Program, program  # noqa: E402
+from tests.sharding.programs.megatron import references, share, variants  # noqa: E402
 
 KEPT = ROOT / ".scratch" / "traffic" / "handwritten.json"
 

@@ -5,13 +5,13 @@ import logging
 
 import jax
 import pytest
-from families import config_for, where
 
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.flax.model import HfFlaxModel
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
+from tests.models.flax.tiny import config_for, where
 
 LLAMA = config_for("llama", "causal_lm")
 

@@ -9,10 +9,21 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import COLLECTIVES, COMPILED, MESH, RUNNERS_UP, GiB, gpt2_rows, plan_of, report_of, row, stacked_rows
 
 from redco_cli.planning.groups import fold
 from redco_cli.planning.report import Choice, Memory, as_json, build_report, report_schema
+from tests.planning.plans import (
+    COLLECTIVES,
+    COMPILED,
+    MESH,
+    RUNNERS_UP,
+    GiB,
+    gpt2_rows,
+    plan_of,
+    report_of,
+    row,
+    stacked_rows,
+)
 
 
 def unfolded(pattern):

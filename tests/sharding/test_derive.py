@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
-from marks import kinds, lives, marks, reasons, used
-from programs import program
-from small_programs import LAYERS, attend, norm, token_loss
 
 from redco_cli.sharding import derive, make_plan, read
+from tests.sharding.programs.catalogue import program
+from tests.sharding.programs.small import LAYERS, attend, norm, token_loss
+from tests.sharding.shorthand import kinds, lives, marks, reasons, used
 
 B, L, D, F, H, P_ = 8, 16, 64, 256, 8, 8
 TENSOR4 = {"data": 2, "tensor": 4}

@@ -17,15 +17,15 @@ from pathlib import Path
 import jax
 import pytest
 from jax.sharding import NamedSharding
-from measure import MESHES as BY_HAND
-from measure import device_mesh, moved_bytes
-from megatron import references, whole
-from programs import FAMILIES, NAMES, program
-from trial import attempt, expected
 
 from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import total
 from redco_cli.sharding.decide.guards import REFUSE_ABOVE
+from tests.sharding.measure import MESHES as BY_HAND
+from tests.sharding.measure import device_mesh, moved_bytes
+from tests.sharding.programs.catalogue import FAMILIES, NAMES, program
+from tests.sharding.programs.megatron import references, whole
+from tests.sharding.trial import attempt, expected
 
 RECORD = Path(__file__).with_name("traffic.json")
 MESHES = {

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from hypothesis import strategies as st
-from random_programs import MESHES, WHOLE, Mlp, Sketch, sketches, small_sketches
-from trial import attempt, due_to_rounding
 
 from redco_cli.errors import DeviceError
 from redco_cli.sharding import make_plan, read
+from tests.sharding.programs.random import MESHES, WHOLE, Mlp, Sketch, sketches, small_sketches
+from tests.sharding.trial import attempt, due_to_rounding
 
 TOLERANCE = 1e-5
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from measure import device_mesh
-from programs import program
 
 from redco_cli.sharding import Plan
 from redco_cli.sharding.compiled.traffic import Moved, collectives
 from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.plan import BATCH_AXES
+from tests.sharding.measure import device_mesh
+from tests.sharding.programs.catalogue import program
 
 QUICKLY = {"xla_backend_optimization_level": 0}
 FLOOR = 1e-2

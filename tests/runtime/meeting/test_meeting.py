@@ -1,0 +1,385 @@
+"""The meeting of all processes before JAX starts, in threads: every failure is named on each, and none hangs."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from redco_cli.errors import RedcoError
+from redco_cli.runtime.meeting import hub
+from redco_cli.runtime.meeting.preflight import facts, meet
+from redco_cli.runtime.peers import wire
+from redco_cli.runtime.peers.cluster import Cluster
+from redco_cli.runtime.peers.link import Link
+from redco_cli.runtime.stopping.signals import Early, StopRequest
+from tests.runtime.multiprocess.processes import ended, free_port
+
+FACTS = {"jax": "1", "devices": 2}
+
+
+def cluster(process, processes, port, host="localhost"):
+    return Cluster("plain", f"{host}:{port}", processes, process, None)
+
+
+def meeting(clusters, seconds=3.0, known=None, late=None):
+    """What each process comes to: a link, or the text of its error; and how long all took."""
+
+    def come(number):
+        time.sleep((late or {}).get(number, 0))
+        try:
+            return meet(clusters[number], (known or {}).get(number, FACTS), seconds, Early())
+        except RedcoError as error:
+            return str(error)
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(len(clusters)) as pool:
+        found = list(pool.map(come, range(len(clusters))))
+    return found, time.monotonic() - began
+
+
+@pytest.fixture
+def links():
+    """Links of so many processes that have met."""
+    opened = []
+
+    def join(processes):
+        port = free_port()
+        found, _ = meeting([cluster(process, processes, port) for process in range(processes)])
+        assert all(isinstance(link, Link) for link in found), found
+        opened.extend(found)
+        return found
+
+    yield join
+    for link in opened:
+        link.close()
+
+
+@pytest.mark.parametrize("late", [{}, {0: 1.0}, {2: 1.0}])
+def test_processes_meet_in_any_order(late):
+    port = free_port()
+    found, seconds = meeting([cluster(process, 3, port) for process in range(3)], late=late)
+    assert [link.process for link in found] == [0, 1, 2]
+    assert seconds < 3
+    for link in found:
+        link.close()
+
+
+def test_a_missing_process_is_named_on_each():
+    port = free_port()
+    found, seconds = meeting([cluster(process, 4, port) for process in (0, 2)], seconds=1)
+    assert 0.9 < seconds < 3
+    for process, text in zip((0, 2), found, strict=True):
+        assert text == (
+            f"process {process} of 4, coordinator localhost:{port} (plain): processes 1, 3 of 4 did not come within 1 s"
+            "\n  -> look at what these print, or whether they were started; REDCO_TIMEOUT=SECONDS waits longer"
+        )
+
+
+def test_a_process_started_twice_is_named_on_each():
+    port = free_port()
+    found, _ = meeting([cluster(process, 3, port) for process in (0, 1, 1)])
+    me = f"{socket.gethostname()}, process id {os.getpid()}"
+    for text in found:
+        assert f"process 1 was started twice: {me} and {me}\n  -> give each process its own id, from 0 to 2" in text
+
+
+def test_two_first_processes_are_named_on_each():
+    port = free_port()
+    found, seconds = meeting([cluster(process, 3, port) for process in (0, 0, 1)])
+    assert seconds < 3
+    assert all("process 0 was started twice" in text for text in found)
+
+
+def test_another_count_is_named_on_each():
+    port = free_port()
+    found, _ = meeting([cluster(0, 2, port), cluster(1, 3, port)])
+    for text in found:
+        assert "is one of 3 processes, process 0 one of 2\n  -> start all processes with the same count" in text
+
+
+def test_what_differs_is_named_on_each():
+    port = free_port()
+    known = {1: {"jax": "2", "devices": 4, "recipe seed": 3}}
+    found, _ = meeting([cluster(process, 2, port) for process in range(2)], known=known)
+    for text in found:
+        assert text.endswith(
+            "the processes differ: jax is 1 on process 0, but 2 on process 1, devices is 2 on process 0, but 4 on "
+            "process 1, recipe seed is not there on process 0, but 3 on process 1\n"
+            "  -> start all with one recipe and one installation"
+        )
+
+
+def test_devices_that_one_does_not_know_of_are_no_difference():
+    port = free_port()
+    found, _ = meeting([cluster(process, 2, port) for process in range(2)], known={1: {"jax": "1", "devices": None}})
+    assert all(isinstance(link, Link) for link in found)
+    for link in found:
+        link.close()
+
+
+def test_a_wrong_port_is_named_within_the_time_out():
+    port, wrong = free_port(), free_port()
+    found, seconds = meeting([cluster(0, 2, port), cluster(1, 2, wrong)], seconds=1)
+    assert seconds < 3
+    assert "process 1 of 2 did not come within 1 s" in found[0]
+    reason = f"process 0 could not be reached at localhost:{wrong + 1} within 1 s: connection refused"
+    assert reason in found[1]
+
+
+def test_an_address_that_does_not_resolve_is_named():
+    found, seconds = meeting([cluster(1, 2, 8476, host="no-such-host.invalid")], seconds=1)
+    assert seconds < 10
+    assert "within 1 s: no-such-host.invalid does not resolve" in found[0]
+
+
+def test_a_stranger_at_the_port_is_no_process():
+    with socket.create_server(("localhost", 0)) as stranger:
+        port = stranger.getsockname()[1] - 1
+        threading.Thread(target=lambda: stranger.accept()[0].close()).start()
+        found, _ = meeting([cluster(1, 2, port)], seconds=1)
+    assert f"what answers at localhost:{port + 1} ended the meeting, or is no redco" in found[0]
+
+
+def test_a_stranger_that_calls_does_not_disturb():
+    port = free_port()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, Early())
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b""):
+            time.sleep(0.2)
+            with socket.create_connection(("localhost", port + 1)) as stranger:
+                stranger.sendall(words)
+        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, Early())
+        for link in (first.result(), second.result()):
+            link.close()
+
+
+MEETS = """
+import sys
+from tests.runtime.meeting.test_meeting import FACTS, cluster
+from redco_cli.errors import RedcoError
+from redco_cli.runtime.meeting.preflight import meet
+from redco_cli.runtime.stopping.signals import stop_at_once
+process, processes, port = map(int, sys.argv[1:])
+try:
+    with stop_at_once(print) as early:
+        print("ready", flush=True)
+        meet(cluster(process, processes, port), FACTS, 30, early)
+except RedcoError as error:
+    print(error)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize("stopped", [0, 1, 2])
+def test_a_process_that_is_asked_to_stop_before_all_have_met_ends_all(stopped):
+    """Whether it has come or not; those that come soon after hear of it too."""
+    port, path = free_port(), os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+
+    def begin(process):
+        command = [sys.executable, "-c", MEETS, str(process), "4", str(port)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+        assert child.stdout.readline() == "ready\n"
+        return child
+
+    children = [begin(2)]
+    if stopped == 2:  # process 0, which knows the others, is not there yet
+        time.sleep(0.3)
+        children[0].terminate()
+    children += [begin(0), begin(1)]
+    time.sleep(0.5)
+    if stopped != 2:
+        children[1 + stopped].terminate()
+        time.sleep(0.5)
+    children.append(begin(3))
+    ends = ended(children, 20)
+    assert [end.code for end in ends] == [75] * 4, ends
+    for process, end in zip((2, 0, 1, 3), ends, strict=True):
+        assert end.out.endswith("\n  -> run the same command to continue\n")
+        ended_early = f"process {stopped} ({socket.gethostname()}, process id "
+        by_itself = "SIGTERM: stopped by a signal; nothing was to be saved"
+        assert ended_early in end.out or (process == stopped and end.out.startswith(by_itself))
+
+
+def test_what_ends_the_meeting_is_told_to_those_who_come_when_who_said_it_is_gone(monkeypatch):
+    monkeypatch.setattr(hub, "_LINGER", 1.0)
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meeting, [cluster(0, 3, port)], 20)
+        time.sleep(0.3)
+        leaving = wire.Wire(socket.create_connection(("localhost", port + 1)))
+        leaving.send(op="hello", process=1, processes=3, at="far", seconds=20, facts=FACTS)
+        leaving.send(op="leave", peaceful=False, code=130, reason="SIGINT")
+        time.sleep(0.2)
+        leaving.close()
+        ((text,), seconds) = first.result()
+    assert seconds < 5
+    assert text.endswith("process 1 (far) ended before all had met: SIGINT\n  -> run the same command to continue")
+
+
+def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody():
+    port = free_port()
+    early = []
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, Early())
+        time.sleep(0.3)
+        late = wire.Wire(socket.create_connection(("localhost", port + 1)))  # let in, but says nothing yet
+        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, Early())
+        early += [first.result(), second.result()]
+    late.send(op="hello", process=1, processes=2, at="far", seconds=5, facts=FACTS)
+    refused = late.receive(5)
+    late.close()
+    assert refused["problem"] == "all have met, or given up, without this process"
+    assert ends_of(early, 1) == []
+
+
+@pytest.fixture
+def quick_beats(monkeypatch):
+    """Who is silent for half a second is dead."""
+    monkeypatch.setattr(wire, "_BEAT", 0.1)
+
+
+def ends_of(links, seconds):
+    """Why links end, of those that do in so many seconds."""
+    ends, told = [], threading.Event()
+    for link in links:
+        link.listen(lambda end: (ends.append(end), told.set()))
+    told.wait(seconds)
+    found = list(ends)
+    for link in links:
+        link.close()
+    return found
+
+
+@pytest.mark.usefixtures("quick_beats")
+def test_a_process_that_is_frozen_is_taken_for_dead():
+    port = free_port()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 1, Early())
+        time.sleep(0.3)
+        frozen = wire.Wire(socket.create_connection(("localhost", port + 1)))
+        frozen.send(op="hello", process=1, processes=2, at="far", seconds=1, facts=FACTS)
+        (end,) = ends_of([first.result()], 5)
+    assert frozen.receive(1) == {"op": "go"}
+    frozen.close()
+    assert end.reason == "process 1 (far) has not been heard of for 1 s: it is stopped or frozen, or its machine is"
+    assert end.exit_code == 1
+
+
+@pytest.mark.usefixtures("quick_beats")
+def test_process_0_that_is_frozen_is_taken_for_dead():
+    with socket.create_server(("localhost", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        port = listener.getsockname()[1] - 1
+        other = pool.submit(meet, cluster(1, 2, port), FACTS, 1, Early())
+        frozen = wire.Wire(listener.accept()[0])
+        assert frozen.receive(1)["op"] == "hello"
+        frozen.send(op="go")
+        (end,) = ends_of([other.result()], 5)
+        frozen.close()
+    assert end.reason == "process 0 has not been heard of for 1 s: it is stopped or frozen, or its machine is"
+
+
+@pytest.mark.usefixtures("quick_beats")
+def test_processes_that_have_nothing_to_say_are_alive():
+    port = free_port()
+    links, _ = meeting([cluster(process, 2, port) for process in range(2)], seconds=0.5)
+    assert ends_of(links, 2) == []
+
+
+def test_facts_hold_every_value_of_the_recipe():
+    found = facts(cluster(0, 2, 1), {"train": {"steps": 10, "freeze": ["a"]}, "seed": 0})
+    assert {"recipe train.steps": 10, "recipe train.freeze": ["a"], "recipe seed": 0}.items() <= found.items()
+    assert {"python", "jax", "redco"} <= found.keys()
+
+
+def test_values_are_gathered_in_order(links):
+    joined = links(3)
+    for link in joined:
+        link.listen(lambda _end: None)
+    with ThreadPoolExecutor(3) as pool:
+        for round_ in range(20):
+            found = list(pool.map(lambda link, r=round_: link.gather("x", [link.process, r]), joined))
+            assert found == [[[0, round_], [1, round_], [2, round_]]] * 3
+
+
+def test_a_process_that_is_gone_ends_the_others(links):
+    joined, ends = links(3), [None] * 3
+    told = threading.Barrier(3)
+
+    def end(process, found):
+        ends[process] = found
+        told.wait(10)
+
+    for process in (0, 2):
+        joined[process].listen(lambda found, process=process: end(process, found))
+    joined[1].close()
+    told.wait(10)
+    for process in (0, 2):
+        assert ends[process].reason.startswith("process 1 (")
+        assert ends[process].reason.endswith("is gone: it was killed, or crashed")
+        assert ends[process].exit_code == 1
+        with pytest.raises(RedcoError, match="is gone"):
+            joined[process].gather("x", 0)
+
+
+def test_a_process_that_leaves_with_a_reason_tells_it(links):
+    joined, ends = links(2), []
+    told = threading.Event()
+    joined[0].listen(lambda found: (ends.append(found), told.set()))
+    joined[1].listen(lambda _end: None)
+    joined[1].leave(peaceful=False, code=75, reason="SIGTERM: stopped")
+    assert told.wait(10)
+    assert (ends[0].reason, ends[0].exit_code) == ("process 1 ended: SIGTERM: stopped", 75)
+
+
+@pytest.mark.parametrize("asking", [(0,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_all_stop_at_one_point(links, asking, ahead):
+    """Process `ahead` runs as fast as it can, the others with pauses: as hosts do between two waits for a device."""
+    joined = links(3)
+    requests = [StopRequest(link) for link in joined]
+    for link in joined:
+        link.listen(lambda _end: None)
+
+    def steps(process):
+        for step in range(10**6):
+            if process in asking and step == 20 + process:
+                requests[process].ask(130)
+            if requests[process].due():
+                return step
+            time.sleep(0.001 if process == ahead else 0.003)
+        return None
+
+    with ThreadPoolExecutor(3) as pool:
+        stopped = list(pool.map(steps, range(3)))
+    assert len(set(stopped)) == 1
+    assert stopped[0] >= 20
+    assert [request.exit_code for request in requests] == [130] * 3
+
+
+def test_a_stop_that_is_asked_before_a_process_can_stop_is_not_lost(links):
+    joined = links(2)
+    for link in joined:
+        link.listen(lambda _end: None)
+    early = StopRequest(joined[0])
+    early.ask(75)
+    deadline = time.monotonic() + 5
+    while joined[1].stop_at is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    late = StopRequest(joined[1])
+    assert early.due()
+    assert late.due()
+    assert (early.exit_code, late.exit_code) == (75, 75)
+
+
+def test_a_process_alone_stops_where_it_is_asked():
+    request = StopRequest()
+    assert not request.due()
+    request.ask(75)
+    assert request.due()
+    assert request.exit_code == 75

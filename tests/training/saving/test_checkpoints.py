@@ -1,0 +1,320 @@
+"""Checkpoints on a disk that fails: damaged, full, or cut off while it was written."""
+
+import contextlib
+import errno
+import gc
+import json
+import resource
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from redco_cli.errors import RedcoError
+from redco_cli.recipe.load import load_recipe
+from redco_cli.run import predict, train
+from redco_cli.training.saving.checkpoint import Checkpoints, Meta
+from redco_cli.training.saving.integrity import MANIFEST_NAME, damage, seal
+from redco_cli.training.saving.resume import find_start
+from redco_cli.training.state import TrainState, new_state
+from tests.training.tiny import assert_same_run, damages, files, final_state, put, recorded, write_project
+
+HARMLESS = ("_CHECKPOINT_METADATA", "commit_success.txt")
+"""What orbax writes after the manifest: nothing of it is restored."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose run `whole` has checkpoints of steps 8, 9 and 12, of which 8 and 12 were evaluated."""
+    directory = tmp_path_factory.mktemp("project")
+    write_project(directory)
+    with contextlib.chdir(directory), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDCO_CACHE", str(directory / "cache"))
+        train("recipe.yaml", ["output_dir=whole"])
+    return directory
+
+
+@pytest.fixture
+def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the run, as `run` in the working directory."""
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("REDCO_CACHE", str(project / "cache"))
+    shutil.copytree("whole", "run")
+    yield project / "run"
+    shutil.rmtree("run")
+
+
+def start_step(run: Path) -> int:
+    start = find_start(load_recipe("recipe.yaml"), run)
+    start.checkpoints.close()
+    return start.step
+
+
+def spoil(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def largest(directory: Path) -> Path:
+    return max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def test_a_damaged_file_is_noticed_before_anything_is_restored(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every file of the newest checkpoint, in six ways: the one before it is taken, and both are named."""
+    newest, random = run / "checkpoint-12", np.random.default_rng(0)
+    assert start_step(run) == 12
+    names = files(newest)
+    assert {MANIFEST_NAME, *HARMLESS, "meta/metadata", "params/_METADATA", "training/_METADATA"} <= set(names)
+    assert len(names) > 20
+    for name in names:
+        content = (newest / name).read_bytes()
+        for kind, changed in damages(content, random):
+            put(newest / name, changed)
+            capsys.readouterr()
+            assert start_step(run) == (12 if name in HARMLESS else 9), (name, kind)
+            if name not in HARMLESS:
+                said = " ".join(capsys.readouterr().err.split())
+                assert said.startswith("warning: run/checkpoint-12 is damaged: "), (name, kind)
+                assert name in said
+                assert said.endswith("; checkpoint-9 is taken instead")
+        (newest / name).write_bytes(content)
+    assert start_step(run) == 12
+
+
+def test_a_run_continues_from_the_newest_whole_checkpoint(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoil(largest(run / "checkpoint-12" / "params" / "d"))
+    shutil.copytree(run / "checkpoint-12", run / "checkpoint-12.damaged")
+    (run / "checkpoint-9" / "meta" / "metadata").unlink()
+    kept = files(run / "checkpoint-9")
+    train("recipe.yaml")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "run/checkpoint-12 is damaged: params/d/" in said
+    assert "holds other bytes than were written; checkpoint-8 is taken instead" in said
+    assert "run/checkpoint-9 is damaged: meta/metadata is missing; checkpoint-8 is taken instead" in said
+    assert "continuing from run/checkpoint-8" in said
+    assert_same_run("run", "whole")
+    assert files(run / "checkpoint-9.damaged") == kept
+    assert (run / "checkpoint-12.damaged-2").is_dir()
+    assert damage(run / "checkpoint-12") is None
+
+
+def test_a_run_without_a_whole_checkpoint_does_not_begin_anew(run: Path) -> None:
+    steps = sorted(int(path.name.split("-")[1]) for path in run.glob("checkpoint-*"))
+    for step in steps:
+        (run / f"checkpoint-{step}" / "training" / "_METADATA").unlink()
+    problem = "; ".join(f"run/checkpoint-{step} is damaged: training/_METADATA is missing" for step in steps[::-1])
+    with pytest.raises(RedcoError) as refused:
+        train("recipe.yaml")
+    assert str(refused.value) == (
+        f"run: no checkpoint is whole: {problem}\n  -> restore one from a copy, or move all of them away to start anew"
+    )
+    assert recorded("run") == recorded("whole")
+    predict("run", output="whole-params.jsonl")  # needs only parameters, and these are whole
+
+
+def test_a_checkpoint_asked_for_by_name_must_be_whole(run: Path) -> None:
+    spoil(largest(run / "checkpoint-12" / "params" / "d"))
+    named = largest(run / "checkpoint-12" / "params" / "d").relative_to(run / "checkpoint-12")
+    text = f"run/checkpoint-12: is damaged: {named} holds other bytes than were written\n"
+    text += "  -> choose another, such as run/checkpoint-9"
+    with pytest.raises(RedcoError) as refused:
+        train("recipe.yaml", ["output_dir=other", "checkpoint.resume=run/checkpoint-12"])
+    assert str(refused.value) == text
+    assert not Path("other").exists()
+    with pytest.raises(RedcoError) as refused:
+        predict("run", output="out.jsonl", checkpoint="run/checkpoint-12")
+    assert str(refused.value) == text
+
+
+def test_prediction_takes_the_newest_or_best_whole_parameters(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = predict("run", output="nine.jsonl", checkpoint="run/checkpoint-9").read_text()
+    spoil(run / "checkpoint-12" / "params" / "_METADATA")
+    capsys.readouterr()
+    assert predict("run", output="last.jsonl").read_text() == expected
+    said = " ".join(capsys.readouterr().err.split())
+    assert "run/checkpoint-12 is damaged: params/_METADATA holds other bytes than were written" in said
+    assert "checkpoint-9 is taken instead" in said
+    assert (run / "checkpoint-12").is_dir()  # only training sets it aside
+    predict("run", output="best.jsonl", checkpoint="best")
+    said = " ".join(capsys.readouterr().err.split())
+    assert "checkpoint-8 is taken instead" in said  # the only other one that was evaluated
+
+
+def test_a_checkpoint_under_the_name_of_another_is_refused(run: Path) -> None:
+    (run / "checkpoint-12").rename(run / "checkpoint-14")
+    with pytest.raises(RedcoError) as refused:
+        train("recipe.yaml", ["train.steps=20"])
+    assert str(refused.value) == (
+        "run/checkpoint-14: is damaged and cannot be read: it says that it is of step 12\n"
+        "  -> move it away to fall back to checkpoint-9"
+    )
+
+
+def test_a_manifest_tells_what_changed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one").write_bytes(b"12345")
+    (tmp_path / "two").write_bytes(b"")
+    seal(tmp_path)
+    assert json.loads((tmp_path / MANIFEST_NAME).read_text()) == {"files": {"a/one": [5, 3421846044], "two": [0, 0]}}
+    assert damage(tmp_path) is None
+    (tmp_path / ".nfs0001").write_bytes(b"left by a network file system")
+    assert damage(tmp_path) is None
+    (tmp_path / "a" / "one").write_bytes(b"12346")
+    assert damage(tmp_path) == "a/one holds other bytes than were written"
+    assert damage(tmp_path, ("two",)) is None
+    shares = [damage(tmp_path, share=slice(process, None, 2)) for process in range(2)]
+    assert shares == ["a/one holds other bytes than were written", None]
+    (tmp_path / "a" / "one").write_bytes(b"1234")
+    assert damage(tmp_path) == "a/one has 4 bytes of 5"
+    (tmp_path / "a" / "one").write_bytes(b"12345")
+    (tmp_path / "a" / "three").write_bytes(b"")
+    assert damage(tmp_path) == "a/three was added"
+    (tmp_path / MANIFEST_NAME).write_text('{"files": [1]}')
+    assert damage(tmp_path) == "manifest.json is no manifest"
+    (tmp_path / MANIFEST_NAME).unlink()
+    assert damage(tmp_path) == "manifest.json is missing"
+
+
+META = Meta(5, None, None, False, {})
+
+
+def state_of(value: float) -> TrainState:
+    return jax.device_put(new_state({"w": jnp.full(3, value)}, frozenset(), optax.adam(1.0)), jax.devices()[0])
+
+
+def value_in(directory: Path) -> float:
+    """What the newest checkpoint holds, as another process finds it."""
+    checkpoints = Checkpoints(directory, 3, "min")
+    assert checkpoints.steps() == [5]
+    assert checkpoints.damage(5) is None
+    abstract = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state_of(0)
+    )
+    restored = checkpoints.restore(5, abstract)
+    assert checkpoints.meta(5) == META
+    return float(restored.params["w"][0])
+
+
+def test_a_save_that_replaces_another_leaves_one_whole_at_any_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is renamed, before and after it another process finds one of the two, whole."""
+    checkpoints, rename, found = Checkpoints(tmp_path, 3, "min"), Path.rename, []
+
+    def watched(self: Path, target: Path) -> Path:
+        found.append(value_in(tmp_path))
+        moved = rename(self, target)
+        found.append(value_in(tmp_path))
+        return moved
+
+    checkpoints.save(state_of(1.0), META)
+    checkpoints.save(state_of(7.0), META)
+    checkpoints.wait()
+    assert value_in(tmp_path) == 1.0  # it is saved already
+    monkeypatch.setattr(Path, "rename", watched)
+    checkpoints.save(state_of(2.0), META, replace=True)
+    checkpoints.save(state_of(3.0), META, replace=True)
+    checkpoints.close()
+    assert found == [2.0] * 4 + [3.0] * 4
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+    assert value_in(tmp_path) == 3.0
+
+
+def test_a_replacement_that_was_killed_or_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = Checkpoints(tmp_path, 3, "min")
+    checkpoints.save(state_of(1.0), META)
+    checkpoints.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr("redco_cli.training.saving.checkpoint.seal", full_disk)
+        checkpoints.save(state_of(2.0), META, replace=True)
+        with pytest.raises(RedcoError, match=r"checkpoint-5: cannot be written: No space .* before it: checkpoint-5\n"):
+            checkpoints.wait()
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+        assert value_in(tmp_path) == 1.0
+    checkpoints.save(state_of(3.0), META, replace=True)
+    checkpoints._checkpointer.wait_until_finished()  # and is killed then
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-5", "checkpoint-5.new"}
+    assert value_in(tmp_path) == 3.0
+    following = Checkpoints(tmp_path, 3, "min")
+    following.sweep()
+    following.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+    assert value_in(tmp_path) == 3.0
+    checkpoints.close()
+
+
+def full_disk(_directory: Path) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@contextlib.contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file can grow beyond so many bytes, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'async_serialize:RuntimeWarning")
+@pytest.mark.parametrize("size", [1000, *(pytest.param(size, marks=pytest.mark.slow) for size in (0, 70, 300))])
+def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """The limit hits a directory's first file, a file in its middle, or the manifest at the end."""
+    save = Checkpoints.save
+
+    def failing(self: Checkpoints, state: object, meta: Meta, **rest: bool) -> None:
+        self.wait()
+        with files_up_to(size) if meta.step == 12 else contextlib.nullcontext():
+            save(self, state, meta, **rest)  # type: ignore[arg-type]
+            self.wait()
+
+    shutil.rmtree(run / "checkpoint-12")
+    monkeypatch.setattr(Checkpoints, "save", failing)
+    with pytest.raises(RedcoError) as failed:
+        train("recipe.yaml")
+    assert str(failed.value) == (
+        "run/checkpoint-12: cannot be written: File too large; complete before it: checkpoint-8, checkpoint-9\n"
+        "  -> free space or correct the permissions, then run the same command again: it continues"
+    )
+    left = {path.name for path in run.iterdir()}
+    assert {name for name in left if "checkpoint" in name} == {"checkpoint-8", "checkpoint-9"}
+    gc.collect()  # the coroutines that were given up complain while this test, and not another, ignores it
+    monkeypatch.undo()
+    monkeypatch.chdir(run.parent)
+    train("recipe.yaml")
+    assert_same_run("run", "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:coroutine 'async_serialize:RuntimeWarning")
+def test_a_full_disk(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one, where the tests may mount it: the error says so, and with room the run ends as it should."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    monkeypatch.chdir(project)
+    try:
+        with pytest.raises(RedcoError, match=r"cannot be written: No space left on device; complete before it: "):
+            train("recipe.yaml", [f"output_dir={disk}/run", "checkpoint.keep=20"])
+        gc.collect()
+        saved = sorted((disk / "run").glob("*checkpoint*"))
+        assert saved
+        assert all(path.name.partition("-")[2].isdigit() and damage(path) is None for path in saved)
+        subprocess.run(["mount", "-o", "remount,size=9m", str(disk)], check=True)
+        train("recipe.yaml", [f"output_dir={disk}/run", "checkpoint.keep=20"])
+        assert recorded(f"{disk}/run") == recorded("whole")
+        found, expected = final_state(f"{disk}/run", 12), final_state("whole", 12)
+        assert all((found[name] == value).all() for name, value in expected.items())
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
