@@ -17,7 +17,7 @@ from redco_cli.exporting.tokenizer import save_byte_tokenizer
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from redco_cli.models.config.tasks import GENERATING, flax_class_names
 from redco_cli.models.decoder.model import DecoderModel
-from redco_cli.models.families.shared.rope import in_old_keys
+from redco_cli.models.families.registry import in_old_keys
 from redco_cli.models.weights.files import DTYPES, INDEX, SAFETENSORS, Array
 
 SHARD_BYTES = 5 * 10**9

@@ -13,7 +13,7 @@ from redco_cli.models.config.read import local_directory, read_config
 from redco_cli.models.config.tasks import GENERATING, choose_task, flax_class_names
 from redco_cli.models.decoder.model import DecoderModel, build_decoder
 from redco_cli.models.example_inputs import example_inputs, example_loss
-from redco_cli.models.families.registry import covers
+from redco_cli.models.families.registry import decoder_config, family_of
 from redco_cli.models.flax.model import HfFlaxModel, build_model
 from redco_cli.models.flax.refusals import refuse_unsupported
 from redco_cli.models.weights.load import check_checkpoint, checkpoint_directory, load_params
@@ -25,8 +25,6 @@ from redco_cli.sharding.program.reading import read
 
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """How the names of architectures end that are a language model."""
-_FLAX_HONOURS = {"opt": "layerdrop", "gpt2": "add_cross_attention", "bloom": "apply_residual_connection_post_layernorm"}
-"""By model type a setting that our decoder refuses when it is set, and the Flax class of transformers honours."""
 
 
 def resolve_model(
@@ -49,12 +47,13 @@ def resolve_model(
     config = read_config(section, where=where)
     if section.implementation == "decoder":
         return _decoder(section, config, where, remat)
-    if section.implementation == "hf_flax" or not covers(config.model_type) or not _is_causal(section, config, where):
+    family = family_of(config.model_type)
+    if section.implementation == "hf_flax" or family is None or not _is_causal(section, config, where):
         return _flax(section, config, where, remat)
     try:
         return _decoder(section, config, where, remat)
     except ModelError as refusal:
-        if not getattr(config, _FLAX_HONOURS.get(config.model_type, ""), None):
+        if family.flax_honours is None or not getattr(config, family.flax_honours, None):
             raise
         try:
             return _flax(section, config, where, remat)
@@ -109,11 +108,11 @@ def _decoder(section: ModelSection, config: Any, where: Callable[[str], str], re
         problem = f"the decoder has no {section.task} head"
         raise ModelError(where("model.task"), problem, "it has: causal_lm; or set model.implementation: hf_flax")
     return build_decoder(
-        config,
+        decoder_config(config, where=_setting_place(section, where)),
+        config=config,
         dtype=section.dtype,
         generation_config=_generation_config(section),
         where=where("model.name" if section.name is not None else "model.config"),
-        place=_setting_place(section, where),
         remat="none" if remat == "auto" else remat,
     )
 

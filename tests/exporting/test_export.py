@@ -32,15 +32,7 @@ from tests.models.decoder import pairs
 from tests.models.flax import tiny
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-QUICK_DECODERS = ("llama", "gemma2", "gpt2", "gptj", "gpt_neox", "bloom", "phi3", "qwen3_moe", "opt")
 QUICK_FLAX = ("bert", "t5", "vit", "bart", "resnet", "vision-text-dual-encoder")
-
-
-def cases(names, quick):
-    return [
-        pytest.param(name, TYPES[number % 3], marks=() if name in quick else pytest.mark.slow)
-        for number, name in enumerate(names)
-    ]
 
 
 @pytest.fixture
@@ -81,7 +73,7 @@ def assert_same(torch_model, directory):
             assert torch.equal(loaded[name].to(tensor.dtype), tensor), name  # T5 widens some when it loads
 
 
-@pytest.mark.parametrize(("family", "dtype"), cases(pairs.SMALLEST, QUICK_DECODERS))
+@pytest.mark.parametrize(("family", "dtype"), pairs.families_and(TYPES))
 @pytest.mark.usefixtures("unchecked")
 def test_decoders_come_back_bit_for_bit(family, dtype, tmp_path):
     torch_model, model, params = a_decoder(family, tmp_path / "in", dtype)
@@ -91,7 +83,13 @@ def test_decoders_come_back_bit_for_bit(family, dtype, tmp_path):
     assert_same(torch_model, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("model_type", "dtype"), cases(tiny.CONFIGS, QUICK_FLAX))
+@pytest.mark.parametrize(
+    ("model_type", "dtype"),
+    [
+        pytest.param(name, TYPES[number % 3], marks=() if name in QUICK_FLAX else pytest.mark.slow)
+        for number, name in enumerate(tiny.CONFIGS)
+    ],
+)
 @pytest.mark.usefixtures("unchecked")
 def test_flax_models_come_back_bit_for_bit(model_type, dtype, tmp_path):
     torch_model, model, params = a_flax_model(model_type, tmp_path / "in", dtype)

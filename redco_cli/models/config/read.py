@@ -17,6 +17,7 @@ from redco_cli.errors import ModelError
 from redco_cli.models.config import byte_tokenizer
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tasks import unknown_model_type
+from redco_cli.models.families.registry import family_of
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.schema import ModelSection
 
@@ -145,8 +146,9 @@ def _known_keys(config_class: Any) -> tuple[set[str], dict[str, Any]]:
     parameters = inspect.signature(config_class.__init__).parameters.values()
     named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     del named["self"]
-    if config_class.model_type == "qwen3_moe":  # its model reads it, though its config class does not name it
-        named["head_dim"] = 128
+    family = family_of(config_class.model_type)
+    if family is not None:
+        named.update(family.unnamed_settings)
     own = set(named) | set(config_class.attribute_map) | set(config_class.sub_configs) | {"num_labels", "id2label"}
     defaults = {**PretrainedConfig().to_dict(), "num_labels": 2, "torch_dtype": None, **named}
     return own | {"tie_word_embeddings"}, {

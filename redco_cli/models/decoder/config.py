@@ -71,7 +71,7 @@ class DecoderConfig:
     """A decoder-only transformer.
 
     Attributes:
-        family: the Hugging Face model type that it was read from; names the tensors of checkpoints.
+        family: the Hugging Face model type that it was read from; the key to the names of its tensors.
         vocab_size: tokens in the vocabulary.
         hidden_size: width of the residual stream.
         layers: number of blocks.
@@ -91,6 +91,8 @@ class DecoderConfig:
         ropes: the kinds of rotary positions in use.
         layer_ropes: for each layer the index of its kind, None for a layer without; empty without rotary positions.
         interleaved: whether dims 2i and 2i + 1 turn together (GPT-J) instead of i and i + dims / 2.
+        rereads_long_texts: whether a text that grows beyond the `positions` of a `longrope` in generation is read again
+            from its start, with the other wavelengths (Phi-3).
         learned_positions: rows of the position table, less the offset; 0 for none.
         position_offset: rows before that of position 0 (OPT).
         positions_skip_padding: whether positions count real tokens only, as far as they are not given (OPT).
@@ -140,6 +142,7 @@ class DecoderConfig:
     ropes: tuple[Rope, ...] = ()
     layer_ropes: tuple[int | None, ...] = ()
     interleaved: bool = False
+    rereads_long_texts: bool = False
     learned_positions: int = 0
     position_offset: int = 0
     positions_skip_padding: bool = False

@@ -18,7 +18,6 @@ from redco_cli.models.decoder.block import Block
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import Dense, Norm
 from redco_cli.models.decoder.masks import Cache, empty_cache, extended, layer_traits, make_sight, token_positions
-from redco_cli.models.families.registry import decoder_config
 
 Array = Any
 Params = Any
@@ -219,13 +218,3 @@ def abstract_params(module: Decoder) -> Params:
     """The parameters of a decoder as a nested dict of `jax.ShapeDtypeStruct`; allocates nothing."""
     ids = jnp.zeros((1, 1), jnp.int32)
     return jax.eval_shape(module.init, jax.random.key(0), ids)["params"]
-
-
-def abstract_decoder(hf_config: Any) -> tuple[Decoder, Params]:
-    """The decoder for a transformers config, with its abstract parameters.
-
-    Raises:
-        ModelError: its type is not covered, or a setting is not honoured.
-    """
-    module = Decoder(decoder_config(hf_config, where=lambda key: f"config: {key}"))
-    return module, abstract_params(module)

@@ -17,7 +17,6 @@ from redco_cli.models.decoder.decoder import Decoder, Remat, abstract_params
 from redco_cli.models.decoder.generate.engine import generate
 from redco_cli.models.decoder.generate.sampling import read_choice
 from redco_cli.models.decoder.loss import cross_entropy, head_of
-from redco_cli.models.families.registry import decoder_config
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
 _WIDEST_HEAD = 128
@@ -170,13 +169,13 @@ class DecoderModel:
             )
 
     def _check_rope(self, prompt: int, new: int) -> None:
-        """Phi-3 reads the whole text again when it becomes longer than its short rotary positions are made for."""
-        for rope in self.decoder.ropes if self.decoder.family == "phi3" else ():
+        """Refuses outputs in the midst of which the whole text would have to be read again."""
+        for rope in self.decoder.ropes if self.decoder.rereads_long_texts else ():
             if rope.kind == "longrope" and prompt <= rope.positions < prompt + new - 1:
+                changes = f"{self.decoder.family} changes its rotary positions (longrope) at {rope.positions} tokens"
                 raise ModelError(
                     self.where,
-                    f"phi3 changes its rotary positions (longrope) at {rope.positions} tokens, between a prompt of "
-                    f"{prompt} and an output of {new}",
+                    f"{changes}, between a prompt of {prompt} and an output of {new}",
                     f"make outputs shorter: predict.generation.max_new_tokens: {rope.positions + 1 - prompt}",
                 )
 
@@ -217,36 +216,34 @@ class DecoderModel:
 
 
 def build_decoder(
-    config: Any,
+    decoder: DecoderConfig,
     *,
+    config: Any,
     dtype: str,
     generation_config: Any,
     where: str,
-    place: Callable[[str], str] | None = None,
     remat: Remat = "none",
     kernel: Kernel | None = None,
     unroll: int = 1,
     layer_params: Callable[[Params], Params] | None = None,
 ) -> DecoderModel:
-    """The decoder for a transformers config; allocates nothing.
+    """The decoder that a config describes; allocates nothing.
 
     Args:
-        config: of a type that `families.covers`.
+        decoder: which parts it has.
+        config: the transformers config that says so too, kept for generation and export.
         dtype: compute type; parameters are float32.
         generation_config: kept for generation.
         where: the place in the recipe, for errors.
-        place: a setting's name to its place, for settings that are refused; `where` for all of them by default.
         remat: what the backward pass recomputes.
         kernel: which code computes attention; default: cuDNN where JAX runs on an NVIDIA GPU and it can, else ours.
         unroll: how many layers the loop over layers has in its body.
         layer_params: see `Decoder`.
-
-    Raises:
-        ModelError: the config's type is not covered, or a setting is not honoured.
     """
-    own = decoder_config(config, where=place or (lambda _: where))
-    used = kernel or ("cudnn" if _cudnn_can(own, dtype) else "plain")
-    module = Decoder(own, dtype=jnp.dtype(dtype), remat=remat, kernel=used, unroll=unroll, layer_params=layer_params)
+    used = kernel or ("cudnn" if _cudnn_can(decoder, dtype) else "plain")
+    module = Decoder(
+        decoder, dtype=jnp.dtype(dtype), remat=remat, kernel=used, unroll=unroll, layer_params=layer_params
+    )
     return DecoderModel(config, "causal_lm", where, module, generation_config, abstract_params(module))
 
 

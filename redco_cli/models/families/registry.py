@@ -1,21 +1,24 @@
-"""From a Hugging Face config to a decoder's, for every family that the decoder covers."""
+"""Every family of this folder, found by looking; and from a Hugging Face config to a decoder's.
+
+A module here that is no family would be read as one: what families share lies in `shared`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from redco_cli.errors import ModelError
+from redco_cli.models import families as folder
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import ACTIVATIONS
-from redco_cli.models.families.shared.gpt import CLASSIC
-from redco_cli.models.families.shared.llama import LLAMA_LINEAGE
-from redco_cli.models.families.shared.rope import in_old_keys
+from redco_cli.models.families.shared import transformers5
+from redco_cli.models.families.shared.family import Family, Names
 from redco_cli.models.families.shared.settings import Settings
 
-_READERS = {**LLAMA_LINEAGE, **CLASSIC}
-FAMILIES = tuple(sorted(_READERS))
-"""The Hugging Face model types that are covered."""
 _NEVER = {
     "quantization_config": "quantised weights are not read",
     "pruned_heads": "heads are not pruned",
@@ -23,11 +26,29 @@ _NEVER = {
     "add_cross_attention": "it has no encoder to look at",
     "clip_qkv": "queries, keys and values are not clipped",
 }
+"""Settings that no family has, with what is computed instead."""
 
 
-def covers(model_type: str) -> bool:
-    """Whether models of a Hugging Face type can be run by the decoder."""
-    return model_type in _READERS
+@functools.cache
+def families() -> Mapping[str, Family]:
+    """Model type to family, sorted."""
+    found: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(folder.__path__):
+        if not module.ispkg and module.name != "registry":
+            members = importlib.import_module(f"{folder.__name__}.{module.name}").FAMILIES
+            found |= {family.model_type: family for family in members}
+    return dict(sorted(found.items()))
+
+
+def family_of(model_type: str) -> Family | None:
+    """The family of a Hugging Face model type; None where the decoder does not cover it."""
+    return families().get(model_type)
+
+
+def names_of(config: DecoderConfig) -> Names:
+    """What the tensors of a decoder are called in a checkpoint of its family."""
+    names = families()[config.family].names
+    return names(config) if callable(names) else names
 
 
 def decoder_config(hf_config: Any, *, where: Callable[[str], str]) -> DecoderConfig:
@@ -40,22 +61,34 @@ def decoder_config(hf_config: Any, *, where: Callable[[str], str]) -> DecoderCon
     Raises:
         ModelError: the type is not covered, or a setting is not honoured or makes no sense.
     """
-    family = hf_config.model_type
-    if not covers(family):
-        raise ModelError(
-            where("model_type"), f"{family} is not covered by the decoder", f"it covers: {', '.join(FAMILIES)}"
-        )
-    settings, reader = Settings(in_old_keys(hf_config, where=where), where), _READERS[family]
+    family = family_of(hf_config.model_type)
+    if family is None:
+        problem = f"{hf_config.model_type} is not covered by the decoder"
+        raise ModelError(where("model_type"), problem, f"it covers: {', '.join(families())}")
+    settings = Settings(in_old_keys(hf_config, where=where), where)
     for key, reason in _NEVER.items():
         if settings(key):
             settings.refuse(key, f"{key} is set, but {reason}")
-    options = reader.read(settings)
+    options = family.read(settings)
     kinds = settings.unread("layer_types")
     if isinstance(kinds, list) and set(map(str, kinds)) == {"full_attention"} and not any(options["windows"]):
         settings("layer_types")  # says what is so anyway
-    settings.finish(reader.irrelevant)
+    settings.finish(family.irrelevant)
     if not isinstance(options["activation"], str) or options["activation"] not in ACTIVATIONS:
         settings.refuse(
             "hidden_act", f"there is no activation {options['activation']!r}", f"choose from: {', '.join(ACTIVATIONS)}"
         )
     return DecoderConfig(**options)
+
+
+def in_old_keys(hf_config: Any, *, where: Callable[[str], str]) -> Any:
+    """A config of a covered type with its ropes in the keys of transformers 4, which transformers 5 reads too.
+
+    Args:
+        hf_config: a transformers config; unchanged.
+        where: a setting's name to its place, for errors.
+
+    Raises:
+        ModelError: `rope_parameters` hold what these keys cannot say, or contradict them.
+    """
+    return transformers5.in_old_keys(hf_config, families()[hf_config.model_type].rope_keys, where=where)

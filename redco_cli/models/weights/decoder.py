@@ -12,7 +12,7 @@ from flax.traverse_util import flatten_dict
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.model import DecoderModel
-from redco_cli.models.families.shared.names import names_of
+from redco_cli.models.families.registry import names_of
 from redco_cli.models.weights.files import Array, Checkpoint, Index, some
 from redco_cli.models.weights.fit import Fit, ParamPath
 from redco_cli.models.weights.shards import Box, Source

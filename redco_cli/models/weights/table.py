@@ -20,10 +20,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder, abstract_params
-from redco_cli.models.families.registry import covers, decoder_config
-from redco_cli.models.families.shared.names import Fused, names_of
-
-__all__ = ["Row", "covers", "decoder_config", "ignored", "tensor_table", "to_hf", "to_params"]
+from redco_cli.models.families.registry import names_of
+from redco_cli.models.families.shared.family import Fused
 
 Array = np.ndarray[Any, Any]
 Path = tuple[str, ...]

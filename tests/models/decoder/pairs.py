@@ -3,53 +3,31 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 import torch
 import transformers
 from flax.traverse_util import flatten_dict
 
 from redco_cli.models.decoder.config import DecoderConfig
-from redco_cli.models.decoder.decoder import Decoder
-from redco_cli.models.weights.table import decoder_config, to_params
+from redco_cli.models.decoder.decoder import Decoder, abstract_params
+from redco_cli.models.families.registry import decoder_config, families
+from redco_cli.models.weights.table import to_params
 
 torch.set_num_threads(1)  # beside XLA's, more threads only wait
 QUICK = {"xla_backend_optimization_level": 0}
 """Compiler options: these programs run once."""
 
-_SIZES = {"vocab_size": 64, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 6}
-_MODERN = {**_SIZES, "num_key_value_heads": 2, "intermediate_size": 32, "max_position_embeddings": 64}
-_GPT = {"vocab_size": 64, "n_embd": 24, "n_layer": 2, "n_head": 6, "n_positions": 64}
-_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 12}
-_WIDE_HEADS = {**_MODERN, "head_dim": 8}
-_SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SMALLEST: dict[str, dict[str, Any]] = {
-    "llama": _MODERN,
-    "mistral": {**_MODERN, "sliding_window": 4},
-    "qwen2": _MODERN,
-    "qwen3": _WIDE_HEADS,
-    "gemma": _WIDE_HEADS,
-    "gemma2": {**_WIDE_HEADS, "sliding_window": 4, "query_pre_attn_scalar": 5, "num_hidden_layers": 3},
-    "gemma3_text": {**_WIDE_HEADS, "sliding_window": 4, "query_pre_attn_scalar": 5, "sliding_window_pattern": 2},
-    "mixtral": {**_MODERN, "num_local_experts": 4},
-    "qwen2_moe": {**_MODERN, **_EXPERTS, "shared_expert_intermediate_size": 20},
-    "qwen3_moe": {**_WIDE_HEADS, **_EXPERTS},
-    "gpt2": _GPT,
-    "gptj": {**_GPT, "rotary_dim": 2},
-    "gpt_neox": {**_SIZES, "intermediate_size": 32, "rotary_pct": 0.5},
-    "opt": {**_SIZES, "ffn_dim": 32, "max_position_embeddings": 40},
-    "bloom": {"vocab_size": 64, "hidden_size": 24, "n_layer": 2, "n_head": 6},
-    "phi3": {**_MODERN, **_SPECIAL_IDS},
-    "olmo2": _MODERN,
-    "starcoder2": _MODERN,
-    "smollm3": {**_MODERN, **_SPECIAL_IDS, "no_rope_layer_interval": 2},
-    "granite": {**_MODERN, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3},
-    "falcon": {**_SIZES, "ffn_hidden_size": 32},
-}
-"""The smallest config of each family that has what makes the family."""
+LIKE_OTHERS = frozenset({"mistral", "mixtral", "qwen2", "qwen3", "gemma", "smollm3", "granite", "starcoder2"})
+"""Families whose parts, names and ways to store tensors others have too: `make test-all` has their cases.
+
+A family that is not among them, such as a new one, is in every run of the tests.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,8 +62,23 @@ def where(key: str) -> str:
     return f"recipe.yaml:3: {key}"
 
 
+def families_and(values: Sequence[Any]) -> list[Any]:
+    """Every covered family with one of the values, in turn, as parameters of a test; those like others are slow."""
+    return [
+        pytest.param(family, values[number % len(values)], marks=pytest.mark.slow if family in LIKE_OTHERS else ())
+        for number, family in enumerate(families())
+    ]
+
+
 def hf_config(model_type: str, **changed: Any) -> Any:
-    return transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(SMALLEST[model_type] | changed))
+    """The family's example, changed."""
+    return transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(families()[model_type].example | changed))
+
+
+def abstract_decoder(hf_config: Any) -> tuple[Decoder, Any]:
+    """The decoder for a transformers config, with its abstract parameters."""
+    module = Decoder(decoder_config(hf_config, where=where))
+    return module, abstract_params(module)
 
 
 def pair(model_type: str, **changed: Any) -> Pair:

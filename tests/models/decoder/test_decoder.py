@@ -15,18 +15,19 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder import attention as decoder_attention
 from redco_cli.models.decoder.config import ExpertsConfig
-from redco_cli.models.decoder.decoder import Decoder, abstract_decoder, squash
+from redco_cli.models.decoder.decoder import Decoder, squash
 from redco_cli.models.decoder.experts import Kernels, mix, routing
 from redco_cli.models.decoder.loss import Head, cross_entropy
 from redco_cli.models.decoder.masks import empty_cache
 from redco_cli.models.decoder.model import build_decoder
 from redco_cli.models.decoder.positions import alibi_bias, alibi_slopes
-from redco_cli.models.weights.table import decoder_config
+from redco_cli.models.families.registry import decoder_config
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import next_token_loss
 from tests.models.decoder.pairs import (
     QUICK,
     Batch,
+    abstract_decoder,
     batch,
     hf_config,
     largest_difference,
@@ -401,7 +402,9 @@ NO_DROPOUT = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 
 
 def model(family="gpt2", **changed):
-    return build_decoder(hf_config(family, **changed), dtype="float32", generation_config=None, where="r.yaml:2: model")
+    config = hf_config(family, **changed)
+    own = decoder_config(config, where=where)
+    return build_decoder(own, config=config, dtype="float32", generation_config=None, where="r.yaml:2: model")
 
 
 def test_the_model_is_called_like_every_named_model():

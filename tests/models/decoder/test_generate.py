@@ -22,8 +22,9 @@ from transformers.generation import (
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.generate.sampling import Choice, filtered_scores
 from redco_cli.models.decoder.model import build_decoder
+from redco_cli.models.families.registry import decoder_config
 from redco_cli.models.weights.table import to_params
-from tests.models.decoder.pairs import QUICK, hf_config, pair
+from tests.models.decoder.pairs import QUICK, hf_config, pair, where
 
 NEW, PAD = 12, 1
 IDS = {"pad_token_id": PAD, "bos_token_id": 0, "eos_token_id": [2, 7, 11, 23]}
@@ -62,7 +63,7 @@ def lively(family, **changed):
 def own(models, **options):
     generation_config = GenerationConfig(**IDS)
     named = {"dtype": "float32", "generation_config": generation_config, "where": "recipe.yaml:3: model"}
-    return build_decoder(models.hf_config, **(named | options))
+    return build_decoder(models.config, config=models.hf_config, **(named | options))
 
 
 def tokens(model, params, ids, mask, **settings):
@@ -323,7 +324,8 @@ def test_sampling_follows_its_key_and_the_likeliest_alone_is_greedy():
 
 def refusal(family="llama", changed=None, ids=None, mask=None, **settings):
     config = hf_config(family, **(changed or {}))
-    model = build_decoder(config, dtype="float32", generation_config=None, where="recipe.yaml:3: model.config")
+    named = {"config": config, "dtype": "float32", "generation_config": None, "where": "recipe.yaml:3: model.config"}
+    model = build_decoder(decoder_config(config, where=where), **named)
     ids = np.ones((2, 8), np.int32) if ids is None else ids
     with pytest.raises(ModelError) as caught:
         model.generate(model.abstract, ids, mask, **settings)

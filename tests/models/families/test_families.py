@@ -9,11 +9,10 @@ from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.decoder import Decoder, abstract_params
-from redco_cli.models.families.registry import FAMILIES
-from redco_cli.models.families.shared.rope import in_old_keys
-from redco_cli.models.weights.table import covers, decoder_config, ignored, tensor_table, to_hf, to_params
+from redco_cli.models.families.registry import decoder_config, families, family_of, in_old_keys
+from redco_cli.models.weights.table import ignored, tensor_table, to_hf, to_params
 from tests.models.decoder.pairs import (
-    SMALLEST,
+    LIKE_OTHERS,
     batch,
     hf_config,
     largest_difference,
@@ -29,7 +28,6 @@ SHORT = {"max_position_embeddings": 8}
 LONG_FACTORS = {"short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0]}
 YARN_SHARPNESS = {"mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False, "beta_fast": 4.0}
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8}
-EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "norm_topk_prob": True}
 
 
 def nonsense(rope_type, **settings):
@@ -40,56 +38,13 @@ def scaled(rope_type, **settings):
     return SHORT | {"rope_scaling": {"rope_type": rope_type, "factor": 4.0, **settings}}
 
 
-QUICK_CASES = [
-    ("llama", {"rope_theta": 500.0, "head_dim": 8, "attention_bias": True, "mlp_bias": True}),
-    ("gemma2", {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
-    ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 50.0}),
-    ("qwen2_moe", {}),
-    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
-    ("gptj", {"rotary_dim": 4}),
-    ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 16}),
-    ("bloom", {}),
-    ("olmo2", {}),
-    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+CASES = [
+    pytest.param(family.model_type, changed, marks=() if number == bool(family.variants) and is_quick else pytest.mark.slow)
+    for family in families().values()
+    for is_quick in [family.model_type not in LIKE_OTHERS]
+    for number, changed in enumerate(({}, *family.variants))
 ]
-"""Each part of the decoder once."""
-FAMILY_CASES = [(family, {}) for family in SMALLEST if (family, {}) not in QUICK_CASES]
-FEATURE_CASES = [
-    ("llama", {"tie_word_embeddings": True}),
-    ("llama", {"num_key_value_heads": 1}),
-    ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
-    ("mistral", {"sliding_window": None, "head_dim": 8}),
-    ("mistral", {"rope_theta": 500.0}),
-    ("qwen2", {"use_sliding_window": True, "sliding_window": 3, "max_window_layers": 1}),
-    ("qwen2", {"tie_word_embeddings": True}),
-    ("qwen3", {"attention_bias": True}),
-    ("gemma", {"hidden_act": "gelu", "tie_word_embeddings": False}),
-    ("gemma2", {"attention_bias": True, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
-    ("gemma3_text", {"final_logit_softcapping": 3.0}),
-    ("mixtral", {"sliding_window": 5, "num_experts_per_tok": 1}),
-    ("qwen2_moe", {"norm_topk_prob": True, "qkv_bias": False}),
-    ("qwen3_moe", {**EXPERTS, "use_sliding_window": True, "sliding_window": 4}),
-    ("gpt2", {"scale_attn_weights": False, "n_inner": 20, "activation_function": "relu"}),
-    ("gpt2", {"tie_word_embeddings": False}),
-    ("gptj", {"tie_word_embeddings": True}),
-    ("gpt_neox", {"use_parallel_residual": False, "rotary_emb_base": 300.0, "attention_bias": False}),
-    ("gpt_neox", {"rotary_pct": 1.0, "tie_word_embeddings": True}),
-    ("opt", {"enable_bias": False}),
-    ("opt", {"_remove_final_layer_norm": True, "tie_word_embeddings": False}),
-    ("opt", {"_remove_final_layer_norm": True, "do_layer_norm_before": False}),
-    ("bloom", {"n_head": 4}),
-    ("phi3", {"partial_rotary_factor": 0.5, "sliding_window": 4, "hidden_size": 48}),
-    ("phi3", {"original_max_position_embeddings": 8, "rope_scaling": {"type": "longrope", **LONG_FACTORS}}),
-    ("phi3", {"original_max_position_embeddings": 32, "rope_scaling": {"type": "longrope", **LONG_FACTORS}}),
-    ("olmo2", {"attention_bias": True}),
-    ("starcoder2", {"use_bias": False, "sliding_window": 3, "tie_word_embeddings": False}),
-    ("smollm3", {"use_sliding_window": True, "sliding_window": 3}),
-    ("granite", {"logits_scaling": 2.0, "attention_bias": True, "mlp_bias": True}),
-    ("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True, "num_attention_heads": 12}),
-    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "multi_query": False}),
-    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 3, "num_ln_in_parallel_attn": 1}),
-]
-"""What is often forgotten."""
+"""Every family's example and its variants; in every run of the tests the first variant of those unlike others."""
 ROPE_CASES = [
     ("linear", {}),
     ("dynamic", {}),
@@ -115,14 +70,8 @@ def check(family, changed):
         np.testing.assert_array_equal(tensor, models.state[name], err_msg=name, strict=True)
 
 
-@pytest.mark.parametrize(("family", "changed"), QUICK_CASES, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("family", "changed"), CASES)
 def test_a_model_equals_pytorch(family, changed):
-    check(family, changed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "changed"), FAMILY_CASES + FEATURE_CASES)
-def test_every_family_and_setting_equals_pytorch(family, changed):
     check(family, changed)
 
 
@@ -153,7 +102,7 @@ def test_a_short_sequence_leaves_dynamic_and_longrope_as_they_are():
         assert largest_difference(logits_of(models, given.input_ids, given.attention_mask), expected, given) < 1e-4
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_the_table_fills_every_parameter_once(family):
     config = decoder_config(hf_config(family), where=where)
     ours = flatten_dict(abstract_params(Decoder(config)))
@@ -204,15 +153,12 @@ def test_a_tensor_that_is_missing_or_does_not_fit_is_named():
 
 
 def test_what_is_covered():
-    assert all(covers(family) for family in SMALLEST)
-    assert set(FAMILIES) == set(SMALLEST)
-    assert not covers("bert")
+    assert family_of("llama").model_type == "llama"
+    assert family_of("bert") is None
     with pytest.raises(ModelError) as raised:
         decoder_config(transformers.BertConfig(), where=where)
     assert str(raised.value) == (
-        "recipe.yaml:3: model_type: bert is not covered by the decoder\n"
-        "  -> it covers: bloom, falcon, gemma, gemma2, gemma3_text, gpt2, gpt_neox, gptj, granite, llama, mistral, "
-        "mixtral, olmo2, opt, phi3, qwen2, qwen2_moe, qwen3, qwen3_moe, smollm3, starcoder2"
+        f"recipe.yaml:3: model_type: bert is not covered by the decoder\n  -> it covers: {', '.join(families())}"
     )
 
 

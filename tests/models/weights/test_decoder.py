@@ -25,15 +25,9 @@ from redco_cli.models.weights.shards import Source, fill
 from redco_cli.models.weights.table import to_params
 from redco_cli.recipe.schema import ModelSection
 from tests.models.decoder import pairs
-from tests.models.decoder.pairs import SMALLEST, pair, where
+from tests.models.decoder.pairs import families_and, pair, where
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-QUICK = ("llama", "gemma2", "gpt2", "gptj", "gpt_neox", "falcon", "phi3", "qwen3_moe", "opt")
-"""A family for each way in which tensors are named, transposed and fused."""
-FAMILIES = [
-    pytest.param(family, TYPES[number % 3], marks=() if family in QUICK else pytest.mark.slow)
-    for number, family in enumerate(SMALLEST)
-]
 UP, HEAD = "model.layers.1.mlp.up_proj.weight", "lm_head.weight"
 
 
@@ -69,7 +63,7 @@ def split_twice(leaf, mesh):
     return NamedSharding(mesh, PartitionSpec(*axes))
 
 
-@pytest.mark.parametrize(("family", "dtype"), FAMILIES)
+@pytest.mark.parametrize(("family", "dtype"), families_and(TYPES))
 def test_every_tensor_finds_its_place(family, dtype, tmp_path, monkeypatch):
     models, model = saved(family, tmp_path, dtype, tie_word_embeddings=False)
     loaded = load_params(model, tmp_path)
@@ -308,7 +302,8 @@ def random_llama(directory, **sizes):
     """A checkpoint in bfloat16, without PyTorch's model in memory."""
     from transformers import LlamaConfig
 
-    from redco_cli.models.weights.table import decoder_config, tensor_table
+    from redco_cli.models.families.registry import decoder_config
+    from redco_cli.models.weights.table import tensor_table
 
     config = LlamaConfig(**sizes)
     config.save_pretrained(directory)

@@ -1,17 +1,10 @@
-"""Rotary positions as Hugging Face configs describe them.
-
-transformers 4 writes `rope_theta`, `rope_scaling` and `partial_rotary_factor`; transformers 5 writes all of it in
-`rope_parameters`, for each type of layer where they differ.
-"""
+"""Rotary positions as Hugging Face configs describe them, with every kind of scaling."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
-from redco_cli.errors import ModelError
 from redco_cli.models.decoder.config import Rope
 from redco_cli.models.decoder.positions import yarn_magnitude
 from redco_cli.models.families.shared.settings import Settings, named
@@ -30,84 +23,21 @@ _KEYS = {
     ),
 }
 """What each kind of scaling reads; `dynamic` is given the length of pre-training and does not use it."""
-_SPLIT_HEADS = frozenset({"gpt_neox", "phi3"})
-"""Families that turn some dims of a head only."""
-_OLD_SPELLING = frozenset({"phi3", "olmo2"})
-"""Families whose configs want `type` in `rope_scaling`."""
 
 
-def in_old_keys(config: Any, *, where: Callable[[str], str]) -> Any:
-    """A config with its ropes in the keys of transformers 4, which transformers 5 reads too.
-
-    Args:
-        config: a transformers config; unchanged.
-        where: a setting's name to its place, for errors.
-
-    Returns:
-        The config itself where it has no `rope_parameters`, else a copy.
-
-    Raises:
-        ModelError: `rope_parameters` hold what these keys cannot say, or contradict them.
-    """
-    given = getattr(config, "rope_parameters", None)
-    if not given or not hasattr(config, "rope_theta"):
-        return config
-    config = copy.deepcopy(config)
-    del config.rope_parameters
-    try:
-        if hasattr(config, "rope_local_base_freq"):
-            near = dict(given["sliding_attention"])
-            config.rope_local_base_freq = near.pop("rope_theta", config.rope_local_base_freq)
-            if near.pop("rope_type", "default") != "default" or near:
-                raise ValueError("layers with a window have plain rotary positions")
-            given = given["full_attention"]
-        _set_old_keys(config, dict(given))
-    except (KeyError, TypeError, ValueError) as error:
-        problem = f"{config.model_type} cannot follow rope_parameters {given!r}: {error!r}"
-        raise ModelError(where("rope_parameters"), problem, _CORRECT) from None
-    return config
-
-
-def _set_old_keys(config: Any, given: dict[str, Any]) -> None:
-    """Sets `rope_theta`, `rope_scaling` and `partial_rotary_factor` of a config from its `rope_parameters`.
-
-    Raises:
-        ValueError: the versions of transformers read these parameters differently.
-    """
-    if any(isinstance(value, dict) for value in given.values()):
-        raise ValueError("all layers have the same rotary positions")
-    config.rope_theta = given.pop("rope_theta", config.rope_theta)
-    if "partial_rotary_factor" in given:
-        config.partial_rotary_factor = given.pop("partial_rotary_factor")
-    kind = given.pop("rope_type", given.pop("type", "default"))
-    length = given.get("original_max_position_embeddings")
-    if kind == "dynamic" and length not in (None, config.max_position_embeddings):
-        raise ValueError("original_max_position_embeddings is not max_position_embeddings")
-    if kind == "longrope":
-        if "factor" in given:
-            raise ValueError("longrope has a factor")
-        given.pop("original_max_position_embeddings", None)
-        config.original_max_position_embeddings = getattr(config, "original_max_position_embeddings", None) or length
-    scaling = {("type" if config.model_type in _OLD_SPELLING else "rope_type"): kind, **given}
-    if getattr(config, "rope_scaling", None) not in (None, scaling):
-        raise ValueError(f"rope_scaling is {config.rope_scaling!r}")
-    config.rope_scaling = scaling if kind != "default" or given else None
-    if config.model_type == "gpt_neox":
-        config.rotary_emb_base, config.rotary_pct = config.rope_theta, config.partial_rotary_factor
-
-
-def read_rope(settings: Settings, head_dim: int) -> Rope:
+def read_rope(settings: Settings, head_dim: int, *, partial: bool = False) -> Rope:
     """The rotary positions of a config, in the keys of transformers 4.
 
     Args:
         settings: the config's.
-        head_dim: dims of a head, of which `partial_rotary_factor` says how many turn.
+        head_dim: dims of a head.
+        partial: whether the family turns some of them only, as `partial_rotary_factor` says.
 
     Raises:
         ModelError: a kind of scaling, or a setting of it, that is not known or makes no sense.
     """
     theta, part = settings.positive("rope_theta"), settings.number("partial_rotary_factor", 1.0)
-    if part != 1 and settings.family not in _SPLIT_HEADS:
+    if part != 1 and not partial:
         settings.refuse("partial_rotary_factor", f"{settings.family} turns all dims of a head, not {part:g} of them")
     dims = int(head_dim * part)
     if dims % 2 or not 0 < dims <= head_dim:
