@@ -35,7 +35,7 @@ import transformers
 from redco_cli.models.decoder.attention import Attention
 from redco_cli.models.decoder.layers import Mlp
 from redco_cli.models.decoder.loss import cross_entropy, head_of
-from redco_cli.models.decoder.masks import layer_traits, make_sight
+from redco_cli.models.decoder.masks import attention_context, layer_traits
 from redco_cli.models.resolve import load_model
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import IGNORED_LABEL
@@ -137,7 +137,7 @@ def redco_parts(model: Any, params: Any, batch: dict[str, np.ndarray[Any, Any]])
     optimizer = with_clipping(make_optimizer(TRAIN, schedule, model.stacked), TRAIN.max_grad_norm)
     opt_state = optimizer.init(params)
     positions = jnp.arange(LENGTH, dtype=jnp.int32)
-    sight = make_sight(config, positions, positions[None], jnp.ones((ROWS, LENGTH), jnp.int32), None, None)
+    context = attention_context(config, positions, positions[None], jnp.ones((ROWS, LENGTH), jnp.int32), None, None)
     first = jax.tree.map(lambda leaf: leaf[0], layer_traits(config))
     attention = Attention(config, jnp.float32, True, model.module.kernel)
     mlp = Mlp(config, config.mlp_width, jnp.float32)
@@ -163,7 +163,9 @@ def redco_parts(model: Any, params: Any, batch: dict[str, np.ndarray[Any, Any]])
         "layers, forward": lambda: jax.block_until_ready(forward(params)),
         "layers, forward and backward": both_ways(body, params),
         "  one attention": both_ways(
-            lambda params, x: attention.apply({"params": params}, x, first, sight, None)[0], layer["attention"], states
+            lambda params, x: attention.apply({"params": params}, x, first, context, None)[0],
+            layer["attention"],
+            states,
         ),
         "  one MLP": both_ways(lambda params, x: mlp.apply({"params": params}, x), layer["mlp"], states),
         "head and loss": both_ways(head, params, states),

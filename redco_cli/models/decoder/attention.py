@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
+from redco_cli.models.decoder.cache import KVCache
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import Dense, Norm, output_std
-from redco_cli.models.decoder.masks import Cache, Layer, Sight
+from redco_cli.models.decoder.masks import AttentionContext, LayerTraits
 from redco_cli.models.decoder.positions import rotate
 
 Array = Any
@@ -45,25 +46,27 @@ class Attention(nn.Module):  # type: ignore[misc]
     kernel: Kernel
 
     @nn.compact  # type: ignore[untyped-decorator]
-    def __call__(self, x: Array, layer: Layer, sight: Sight, cache: Cache | None) -> tuple[Array, Cache | None]:
+    def __call__(
+        self, x: Array, layer: LayerTraits, context: AttentionContext, cache: KVCache | None
+    ) -> tuple[Array, KVCache | None]:
         """`x` [B, Q, E] to the same shape, and what the cache keeps of these tokens."""
         c = self.config
         project = partial(Dense, bias=c.qkv_bias, dtype=self.dtype, init_std=c.initializer_range)
         q = self._heads(project(c.heads * c.head_dim, name="q")(x), c.heads, "q_norm")
         k = self._heads(project(c.kv_heads * c.head_dim, name="k")(x), c.kv_heads, "k_norm")
         v = self._heads(project(c.kv_heads * c.head_dim, name="v")(x), c.kv_heads, None)
-        if sight.cos is not None and sight.sin is not None:
-            cos, sin = sight.cos[layer.rope], sight.sin[layer.rope]
+        if context.cos is not None and context.sin is not None:
+            cos, sin = context.cos[layer.rope], context.sin[layer.rope]
             q = rotate(q, cos, sin, interleaved=c.interleaved)
             k = rotate(k, cos, sin, interleaved=c.interleaved)
-        if cache is not None and cache.room:
-            mixed = self._attend_from_cache(q, k, v, cache, layer, sight)
+        if cache is not None and cache.capacity:
+            mixed = self._attend_from_cache(q, k, v, cache, layer, context)
         else:
             fused = self._can_fuse(q.shape[1])
             attend = self._attend_fused if fused else self._attend_in_blocks
-            mixed = attend(q, _repeat(k, c.heads), _repeat(v, c.heads), layer, sight)
+            mixed = attend(q, _repeat(k, c.heads), _repeat(v, c.heads), layer, context)
         flat = mixed.reshape(*mixed.shape[:2], c.heads * c.head_dim)
-        new = None if cache is None else Cache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), cache.length)
+        new = None if cache is None else KVCache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), cache.length)
         return Dense(c.hidden_size, c.out_bias, self.dtype, output_std(c), name="o")(flat), new
 
     def _heads(self, x: Array, heads: int, norm: str | None) -> Array:
@@ -80,15 +83,15 @@ class Attention(nn.Module):  # type: ignore[misc]
         plain = c.attention_softcap is None and not (self.train and c.attention_dropout)
         return self.kernel != "plain" and plain and (self.kernel != "cudnn" or length % 2 == 0)
 
-    def _attend_fused(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
+    def _attend_fused(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
         """What `_attend_in_blocks` returns, by JAX's function, told of the order and the window where it can be."""
         c = self.config
         assert self.kernel != "plain"
         q = q * layer.scale.astype(q.dtype) if c.layer_scales else q
         window, *others = {c.windows[0], *c.windows}
         told = not others
-        mask = sight.mask if told else _visible(layer, sight, windowed=any(c.windows))
-        mask, bias = _for_each_query(mask, q.shape[1]), _for_each_query(sight.bias, q.shape[1])
+        mask = context.mask if told else _visible(layer, context, windowed=any(c.windows))
+        mask, bias = _for_each_query(mask, q.shape[1]), _for_each_query(context.bias, q.shape[1])
         mixed: Array = jax.nn.dot_product_attention(
             q,
             k,
@@ -102,7 +105,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         )
         return mixed
 
-    def _attend_in_blocks(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
+    def _attend_in_blocks(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
         """The weighted sum of values [B, Q, H, D] for `q` [B, Q, H, D], `k` and `v` [B, K, H, D].
 
         A block of queries meets the keys up to its end only. For the backward pass the weights are kept, and queries,
@@ -115,7 +118,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         def blocks(q: Array, k: Array, v: Array) -> Array:
             q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))  # once, not by the products of every block
             done = [
-                self._attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], layer, _part(sight, start, end))
+                self._attend(q[:, :, start:end], k[:, :, :end], v[:, :, :end], layer, _part(context, start, end))
                 for start, end in zip([0, *ends], ends, strict=False)
             ]
             return jnp.swapaxes(jnp.concatenate(done, axis=2) if len(done) > 1 else done[0], 1, 2)
@@ -125,16 +128,18 @@ class Attention(nn.Module):  # type: ignore[misc]
         mixed: Array = jax.checkpoint(blocks, prevent_cse=False, policy=_keep_weights)(q, k, v)
         return mixed
 
-    def _attend(self, q: Array, k: Array, v: Array, layer: Layer, sight: Sight) -> Array:
+    def _attend(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
         """The weighted sum of values [B, H, Q, D] for `q` [B, H, Q, D], `k` and `v` [B, H, K, D]."""
         c = self.config
         scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
-        weights = checkpoint_name(self._weights(scores, layer, sight), _WEIGHTS)
+        weights = checkpoint_name(self._weights(scores, layer, context), _WEIGHTS)
         if self.train and c.attention_dropout:
             weights = nn.Dropout(c.attention_dropout, deterministic=False)(weights)
         return jnp.einsum("bhqk,bhkd->bhqd", weights, v)
 
-    def _attend_from_cache(self, q: Array, k: Array, v: Array, cache: Cache, layer: Layer, sight: Sight) -> Array:
+    def _attend_from_cache(
+        self, q: Array, k: Array, v: Array, cache: KVCache, layer: LayerTraits, context: AttentionContext
+    ) -> Array:
         """The weighted sum of values [B, Q, H, D] in the cache and of the next tokens.
 
         Keys and values stay as they are: neither copied next to the new ones nor repeated for the query heads.
@@ -144,7 +149,7 @@ class Attention(nn.Module):  # type: ignore[misc]
             k: of the next tokens [B, Q, G, D], `v` likewise.
             cache: of this layer.
             layer: what tells it from the others.
-            sight: of which the keys are those of the cache and then the next tokens: K + Q.
+            context: of which the keys are those of the cache and then the next tokens: K + Q.
         """
         batch, length, heads, dims = q.shape
         product = partial(jnp.einsum, preferred_element_type=jnp.float32)
@@ -152,24 +157,24 @@ class Attention(nn.Module):  # type: ignore[misc]
         before = product("bqgrd,bgkd->bgrqk", grouped, cache.keys.astype(q.dtype))
         among = product("bqgrd,bkgd->bgrqk", grouped, k)
         scores = jnp.concatenate([before, among], axis=-1)
-        weights = self._weights(scores.reshape(batch, heads, length, -1), layer, sight).reshape(scores.shape)
-        old, new = weights[..., : cache.room], weights[..., cache.room :]
+        weights = self._weights(scores.reshape(batch, heads, length, -1), layer, context).reshape(scores.shape)
+        old, new = weights[..., : cache.capacity], weights[..., cache.capacity :]
         mixed = product("bgrqk,bgkd->bqgrd", old, cache.values.astype(v.dtype))
         return (mixed + product("bgrqk,bkgd->bqgrd", new, v)).reshape(q.shape).astype(self.dtype)
 
-    def _weights(self, scores: Array, layer: Layer, sight: Sight) -> Array:
+    def _weights(self, scores: Array, layer: LayerTraits, context: AttentionContext) -> Array:
         """Products of queries and keys [B, H, Q, K], float32, to the shares of the keys, in the compute type."""
         c = self.config
         scores = scores * (c.attention_scale * (layer.scale if c.layer_scales else 1.0))
         if c.attention_softcap is not None:
             scores = jnp.tanh(scores / c.attention_softcap) * c.attention_softcap
-        if sight.bias is not None:
-            scores = scores + sight.bias
-        mask = _visible(layer, sight, windowed=any(c.windows))
+        if context.bias is not None:
+            scores = scores + context.bias
+        mask = _visible(layer, context, windowed=any(c.windows))
         return jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1).astype(self.dtype)
 
 
-def _part(sight: Sight, start: int, end: int) -> Sight:
+def _part(context: AttentionContext, start: int, end: int) -> AttentionContext:
     """What the queries from `start` to `end` know of the keys up to `end`."""
 
     def cut(array: Array | None) -> Array | None:
@@ -178,18 +183,18 @@ def _part(sight: Sight, start: int, end: int) -> Sight:
         array = array[..., :end]
         return array if array.shape[-2] == 1 else array[..., start:end, :]
 
-    queries, keys = sight.queries[start:end], sight.keys[:end]
-    return Sight(queries, keys, cut(sight.mask), cut(sight.bias), None, None)
+    queries, keys = context.queries[start:end], context.keys[:end]
+    return AttentionContext(queries, keys, cut(context.mask), cut(context.bias), None, None)
 
 
-def _visible(layer: Layer, sight: Sight, *, windowed: bool) -> Array:
+def _visible(layer: LayerTraits, context: AttentionContext, *, windowed: bool) -> Array:
     """Which keys a query sees: bool, broadcasts to [B, 1, Q, K]."""
-    distance = sight.queries[:, None] - sight.keys[None, :]
+    distance = context.queries[:, None] - context.keys[None, :]
     seen = distance >= 0
     if windowed:
         seen &= distance < layer.window
     seen = seen[None, None]
-    return seen if sight.mask is None else seen & sight.mask
+    return seen if context.mask is None else seen & context.mask
 
 
 def _for_each_query(array: Array | None, length: int) -> Array | None:

@@ -7,10 +7,11 @@ from typing import Any
 import flax.linen as nn
 
 from redco_cli.models.decoder.attention import Attention, Kernel
+from redco_cli.models.decoder.cache import KVCache
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.experts import Experts
 from redco_cli.models.decoder.layers import Mlp, Norm
-from redco_cli.models.decoder.masks import Cache, Layer, Sight
+from redco_cli.models.decoder.masks import AttentionContext, LayerTraits
 
 Array = Any
 
@@ -31,14 +32,16 @@ class Block(nn.Module):  # type: ignore[misc]
     kernel: Kernel
 
     @nn.compact  # type: ignore[untyped-decorator]
-    def __call__(self, x: Array, per_layer: tuple[Layer, Cache | None], sight: Sight) -> tuple[Array, Cache | None]:
+    def __call__(
+        self, x: Array, per_layer: tuple[LayerTraits, KVCache | None], context: AttentionContext
+    ) -> tuple[Array, KVCache | None]:
         """The residual stream [B, S, E] after this layer, and the cache with these tokens in it."""
         c = self.config
         layer, cache = per_layer
         attention = Attention(c, self.dtype, self.train, self.kernel, name="attention")
         before = c.norm_place in ("pre", "sandwich")
         normed = self._norm("attention_norm", x) if before else x
-        attended, cache = attention(normed, layer, sight, cache)
+        attended, cache = attention(normed, layer, context, cache)
         if c.parallel != "no":
             inner = normed if c.parallel == "one_norm" else self._norm("mlp_norm", x)
             return self._add(self._add(x, attended), self._mlp(inner)), cache

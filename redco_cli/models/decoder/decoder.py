@@ -15,9 +15,10 @@ import jax.numpy as jnp
 
 from redco_cli.models.decoder.attention import Kernel
 from redco_cli.models.decoder.block import Block
+from redco_cli.models.decoder.cache import KVCache, empty_cache, extended
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import Dense, Norm
-from redco_cli.models.decoder.masks import Cache, empty_cache, extended, layer_traits, make_sight, token_positions
+from redco_cli.models.decoder.masks import attention_context, layer_traits, token_positions
 
 Array = Any
 Params = Any
@@ -100,7 +101,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
 
     def prefill(
         self, input_ids: Array, attention_mask: Array, length: int, *, positions: Array | None = None
-    ) -> tuple[Array, Cache]:
+    ) -> tuple[Array, KVCache]:
         """Reads the beginning of a text, for `decode` to go on from.
 
         Args:
@@ -118,8 +119,8 @@ class Decoder(nn.Module):  # type: ignore[misc]
         return hidden, extended(empty_cache(self.config, input_ids.shape[0], length, self.dtype), new)
 
     def decode(
-        self, input_ids: Array, cache: Cache, attention_mask: Array, *, positions: Array | None = None
-    ) -> tuple[Array, Cache]:
+        self, input_ids: Array, cache: KVCache, attention_mask: Array, *, positions: Array | None = None
+    ) -> tuple[Array, KVCache]:
         """Goes on from a cache.
 
         Args:
@@ -150,17 +151,17 @@ class Decoder(nn.Module):  # type: ignore[misc]
         attention_mask: Array | None,
         positions: Array | None,
         segment_ids: Array | None,
-        cache: Cache | None,
-    ) -> tuple[Array, Cache | None]:
+        cache: KVCache | None,
+    ) -> tuple[Array, KVCache | None]:
         c = self.config
         first = 0 if cache is None else cache.length
         queries = first + jnp.arange(input_ids.shape[1], dtype=jnp.int32)
         if positions is None:
             positions = token_positions(c, queries, attention_mask)
         x = self._embed(input_ids, positions)
-        sight = make_sight(c, queries, positions, attention_mask, segment_ids, cache)
-        per_layer = None if cache is None else Cache(cache.keys, cache.values, jnp.full((c.layers,), cache.length))
-        x, new = self.layers(x, (layer_traits(c), per_layer), sight)
+        context = attention_context(c, queries, positions, attention_mask, segment_ids, cache)
+        per_layer = None if cache is None else KVCache(cache.keys, cache.values, jnp.full((c.layers,), cache.length))
+        x, new = self.layers(x, (layer_traits(c), per_layer), context)
         if c.final_norm:
             x = self.final_norm(x)
         return (self.project_out(x) if c.embedding_size != c.hidden_size else x), new

@@ -1,4 +1,4 @@
-"""What attention knows besides queries, keys and values: who stands where, who sees whom, and what came before.
+"""What attention knows besides queries, keys and values: masks, biases and positions of the tokens.
 
 Shapes: B batch, Q queries, K keys, H query heads, G key and value heads, D dims of a head, L layers, R kinds of rope.
 """
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from redco_cli.models.decoder.cache import KVCache
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.positions import alibi_bias, rotary_angles
 
@@ -21,7 +22,7 @@ _NO_WINDOW = _NEVER_SEEN = np.iinfo(np.int32).max
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Sight:
+class AttentionContext:
     """What is the same for every layer.
 
     Attributes:
@@ -43,7 +44,7 @@ class Sight:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Layer:
+class LayerTraits:
     """What tells one layer from another, an element each of arrays over the layers.
 
     Attributes:
@@ -57,46 +58,6 @@ class Layer:
     scale: Array
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Cache:
-    """Keys and values of earlier tokens.
-
-    Attributes:
-        keys: [B, G, K, D] per layer, stacked over layers outside of them.
-        values: likewise.
-        length: how many of K are filled: where the next token goes.
-    """
-
-    keys: Array
-    values: Array
-    length: Array
-
-    @property
-    def room(self) -> int:
-        """K. Where it is 0, queries see each other only."""
-        return int(self.keys.shape[-2])
-
-
-def empty_cache(config: DecoderConfig, batch: int, length: int, dtype: Any) -> Cache:
-    """A cache for `length` tokens in each of `batch` rows."""
-    shape = (config.layers, batch, config.kv_heads, length, config.head_dim)
-    return Cache(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.zeros((), jnp.int32))
-
-
-def extended(cache: Cache, new: Cache) -> Cache:
-    """The cache with the next tokens in it.
-
-    Args:
-        cache: stacked over layers, with room for them.
-        new: their keys and values [L, B, G, Q, D].
-    """
-    start = (0, 0, 0, cache.length, 0)
-    keys = jax.lax.dynamic_update_slice(cache.keys, new.keys.astype(cache.keys.dtype), start)
-    values = jax.lax.dynamic_update_slice(cache.values, new.values.astype(cache.values.dtype), start)
-    return Cache(keys, values, cache.length + new.room)
-
-
 def token_positions(config: DecoderConfig, queries: Array, mask: Array | None) -> Array:
     """Positions [1 or B, S] of the queries [S]."""
     if config.positions_skip_padding and mask is not None:
@@ -105,22 +66,22 @@ def token_positions(config: DecoderConfig, queries: Array, mask: Array | None) -
     return queries[None]
 
 
-def layer_traits(config: DecoderConfig) -> Layer:
+def layer_traits(config: DecoderConfig) -> LayerTraits:
     """What tells the layers apart, as arrays [L]."""
     windows = [_NO_WINDOW if window is None else window for window in config.windows]
     ropes = [len(config.ropes) if rope is None else rope for rope in config.layer_ropes or [0] * config.layers]
     scales = config.layer_scales or [1.0] * config.layers
-    return Layer(jnp.asarray(windows, jnp.int32), jnp.asarray(ropes, jnp.int32), jnp.asarray(scales, jnp.float32))
+    return LayerTraits(jnp.asarray(windows, jnp.int32), jnp.asarray(ropes, jnp.int32), jnp.asarray(scales, jnp.float32))
 
 
-def make_sight(
+def attention_context(
     config: DecoderConfig,
     queries: Array,
     positions: Array,
     attention_mask: Array | None,
     segment_ids: Array | None,
-    cache: Cache | None,
-) -> Sight:
+    cache: KVCache | None,
+) -> AttentionContext:
     """What is the same for every layer, from the inputs.
 
     Args:
@@ -133,8 +94,8 @@ def make_sight(
     """
     keys = slots = queries
     seen = bias = None
-    if cache is not None and cache.room:
-        before = jnp.arange(cache.room, dtype=jnp.int32)
+    if cache is not None and cache.capacity:
+        before = jnp.arange(cache.capacity, dtype=jnp.int32)
         slots = jnp.concatenate([before, queries])
         keys = jnp.concatenate([jnp.where(before < cache.length, before, _NEVER_SEEN), queries])
     if attention_mask is not None:
@@ -148,12 +109,12 @@ def make_sight(
         bias = alibi_bias(standing, config.heads, rounded=config.alibi_rounded)
         bias = bias * config.attention_scale if config.alibi_rounded else bias
     if not config.ropes:
-        return Sight(queries, keys, seen, bias, None, None)
+        return AttentionContext(queries, keys, seen, bias, None, None)
     angles = [rotary_angles(rope, positions) for rope in config.ropes]
     if None in config.layer_ropes:
         angles.append((jnp.ones_like(angles[0][0]), jnp.zeros_like(angles[0][1])))
     cos, sin = (jnp.stack(kinds) for kinds in zip(*angles, strict=True))
-    return Sight(queries, keys, seen, bias, cos, sin)
+    return AttentionContext(queries, keys, seen, bias, cos, sin)
 
 
 def _at(array: Array, slots: Array, queries: Array) -> Array:

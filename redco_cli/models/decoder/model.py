@@ -15,7 +15,7 @@ from redco_cli.models.decoder.attention import Kernel
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder, Remat, abstract_params
 from redco_cli.models.decoder.generate.engine import generate
-from redco_cli.models.decoder.generate.sampling import read_choice
+from redco_cli.models.decoder.generate.sampling import read_settings
 from redco_cli.models.decoder.loss import cross_entropy, head_of
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
@@ -142,16 +142,16 @@ class DecoderModel:
                 f"attention_mask has shape {list(jnp.shape(attention_mask))}, but input_ids {list(shape)}",
                 "give them the same shape",
             )
-        choice = read_choice(self._generation_config(), settings, prompt=shape[1], where=self.where)
-        self._check_length(shape[1] + choice.new)
-        self._check_rope(shape[1], choice.new)
-        if choice.sample and rng is None:
+        read = read_settings(self._generation_config(), settings, prompt=shape[1], where=self.where)
+        self._check_length(shape[1] + read.max_new_tokens)
+        self._check_rope(shape[1], read.max_new_tokens)
+        if read.sample and rng is None:
             raise ModelError(
                 self.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it"
             )
         mask = jnp.ones(shape, bool) if attention_mask is None else attention_mask
-        key = rng if choice.sample else None
-        return generate(params, inputs, mask, key, module=self.module, choice=choice)
+        key = rng if read.sample else None
+        return generate(params, inputs, mask, key, module=self.module, settings=read)
 
     def _generation_config(self) -> Any:
         """The saved generation config, or what the model's config implies."""

@@ -14,11 +14,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder import attention as decoder_attention
+from redco_cli.models.decoder.cache import empty_cache
 from redco_cli.models.decoder.config import ExpertsConfig
 from redco_cli.models.decoder.decoder import Decoder, squash
 from redco_cli.models.decoder.experts import Kernels, mix, routing
 from redco_cli.models.decoder.loss import Head, cross_entropy
-from redco_cli.models.decoder.masks import empty_cache
 from redco_cli.models.decoder.model import build_decoder
 from redco_cli.models.decoder.positions import alibi_bias, alibi_slopes
 from redco_cli.models.families.registry import decoder_config

@@ -20,7 +20,7 @@ from transformers.generation import (
 )
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder.generate.sampling import Choice, filtered_scores
+from redco_cli.models.decoder.generate.sampling import GenerationSettings, filtered_scores
 from redco_cli.models.decoder.model import build_decoder
 from redco_cli.models.families.registry import decoder_config
 from redco_cli.models.weights.table import to_params
@@ -303,8 +303,8 @@ def test_each_filter_leaves_what_pytorch_leaves(name, warper):
     scores = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32) * 2
     value = {"top_k": 7, "top_p": 0.8, "min_p": 0.1, "temperature": 0.3}[name]
     neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-    unused = {field.name: None for field in dataclasses.fields(Choice)}
-    found = filtered_scores(jnp.asarray(scores), Choice(**(unused | neutral | {name: value})))
+    unused = {field.name: None for field in dataclasses.fields(GenerationSettings)}
+    found = filtered_scores(jnp.asarray(scores), GenerationSettings(**(unused | neutral | {name: value})))
     np.testing.assert_allclose(found, warper(None, torch.from_numpy(scores)).numpy(), rtol=1e-6)
 
 

@@ -39,7 +39,9 @@ def scaled(rope_type, **settings):
 
 
 CASES = [
-    pytest.param(family.model_type, changed, marks=() if number == bool(family.variants) and is_quick else pytest.mark.slow)
+    pytest.param(
+        family.model_type, changed, marks=() if number == bool(family.variants) and is_quick else pytest.mark.slow
+    )
     for family in families().values()
     for is_quick in [family.model_type not in LIKE_OTHERS]
     for number, changed in enumerate(({}, *family.variants))

@@ -21,11 +21,11 @@ Array = Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class GenerationSettings:
     """Settings of generation, checked; hashable, so that a program is compiled once for all calls that share them.
 
     Attributes:
-        new: tokens of the output.
+        max_new_tokens: of the output.
         sample: draw tokens instead of taking the likeliest.
         temperature: divides the scores before drawing.
         top_k: draw among so many; 0 for all.
@@ -41,11 +41,11 @@ class Choice:
         suppressed_first: ids that do not come first, or second behind a forced first token.
         forced_first: the first token; None for free.
         forced_last: ids one of which the last token is; empty for free.
-        ends: ids that end the text.
+        ends: ids that end the prompts.
         pad: what follows the end.
     """
 
-    new: int
+    max_new_tokens: int
     sample: bool
     temperature: float
     top_k: int
@@ -107,29 +107,29 @@ _REFUSED: dict[str, Any] = {
 """Settings that are not followed, with the value that changes nothing."""
 
 
-def read_choice(config: Any, settings: Mapping[str, Any], *, prompt: int, where: str) -> Choice:
-    """A generation config with `settings` on top.
+def read_settings(config: Any, overrides: Mapping[str, Any], *, prompt: int, where: str) -> GenerationSettings:
+    """A generation config with `overrides` on top.
 
     Args:
         config: the transformers generation config.
-        settings: by name; None leaves one to the config.
+        overrides: settings by name; None leaves one to the config.
         prompt: length of the prompt with its padding, in tokens.
         where: place for errors.
 
     Raises:
         ModelError: a setting that is unknown, not followed, or out of its range, or one that is missing.
     """
-    unknown = sorted(set(settings) - HONOURED)
+    unknown = sorted(set(overrides) - HONOURED)
     if unknown:
         raise ModelError(where, f"generation knows no setting {unknown[0]}", f"settings: {', '.join(sorted(HONOURED))}")
     given: dict[str, Any] = {name: getattr(config, name, None) for name in HONOURED}
-    given |= {name: value for name, value in settings.items() if value is not None}
+    given |= {name: value for name, value in overrides.items() if value is not None}
     given = {name: value for name, value in given.items() if value is not None}
     _check(config, given, where)
     ends = _ids(given["eos_token_id"])
     floor = given.get("min_length", 0) - prompt
-    return Choice(
-        new=given.get("max_new_tokens", GenerationSection().max_new_tokens),
+    return GenerationSettings(
+        max_new_tokens=given.get("max_new_tokens", GenerationSection().max_new_tokens),
         sample=bool(given.get("do_sample", False)),
         temperature=float(given.get("temperature", 1.0)),
         top_k=given.get("top_k", 0),
@@ -150,52 +150,54 @@ def read_choice(config: Any, settings: Mapping[str, Any], *, prompt: int, where:
     )
 
 
-def changed_scores(scores: Array, choice: Choice, history: Array, real: Array, step: Array, prompt: int) -> Array:
+def processed_scores(
+    scores: Array, settings: GenerationSettings, history: Array, real: Array, step: Array, prompt: int
+) -> Array:
     """Scores [R, V] as penalties, forced and forbidden tokens leave them: forbidden ones are -inf.
 
     Args:
         scores: logits, or log-probabilities of beams.
-        choice: the settings.
+        settings: the settings.
         history: ids of the rows [R, W]; those from `prompt + step` on are no tokens yet.
         real: which of them are tokens, and no padding [R, W].
         step: index of the next token in the output.
         prompt: length of the prompt with its padding, in tokens.
     """
-    if choice.repetition_penalty != 1.0:
-        penalty = choice.repetition_penalty
+    if settings.repetition_penalty != 1.0:
+        penalty = settings.repetition_penalty
         penalised = jnp.where(scores < 0, scores * penalty, scores / penalty)
         scores = jnp.where(_marked(history, real, scores.shape), penalised, scores)
-    if 0 < choice.no_repeat_ngram <= history.shape[1]:
-        repeats = _would_repeat(history, choice.no_repeat_ngram, prompt + step, scores.shape)
+    if 0 < settings.no_repeat_ngram <= history.shape[1]:
+        repeats = _would_repeat(history, settings.no_repeat_ngram, prompt + step, scores.shape)
         scores = jnp.where(repeats, -jnp.inf, scores)
-    if choice.min_new:
-        scores = jnp.where(step < choice.min_new, _without(scores, choice.ends), scores)
-    if choice.forced_first is not None:
-        scores = jnp.where(step == 0, _only(scores, (choice.forced_first,)), scores)
-    if choice.forced_last:
-        scores = jnp.where(step == choice.new - 1, _only(scores, choice.forced_last), scores)
-    scores = _without(scores, choice.suppressed)
-    if choice.suppressed_first:
-        begin = 0 if choice.forced_first is None else 1
-        scores = jnp.where(step == begin, _without(scores, choice.suppressed_first), scores)
+    if settings.min_new:
+        scores = jnp.where(step < settings.min_new, _without(scores, settings.ends), scores)
+    if settings.forced_first is not None:
+        scores = jnp.where(step == 0, _only(scores, (settings.forced_first,)), scores)
+    if settings.forced_last:
+        scores = jnp.where(step == settings.max_new_tokens - 1, _only(scores, settings.forced_last), scores)
+    scores = _without(scores, settings.suppressed)
+    if settings.suppressed_first:
+        begin = 0 if settings.forced_first is None else 1
+        scores = jnp.where(step == begin, _without(scores, settings.suppressed_first), scores)
     return scores
 
 
-def filtered_scores(scores: Array, choice: Choice) -> Array:
+def filtered_scores(scores: Array, settings: GenerationSettings) -> Array:
     """Scores [R, V] to draw from: divided by the temperature, those that are not drawn from -inf."""
-    scores = scores / choice.temperature
-    if 0 < choice.top_k < scores.shape[-1]:
-        least = jax.lax.top_k(scores, choice.top_k)[0][:, -1:]
+    scores = scores / settings.temperature
+    if 0 < settings.top_k < scores.shape[-1]:
+        least = jax.lax.top_k(scores, settings.top_k)[0][:, -1:]
         scores = jnp.where(scores < least, -jnp.inf, scores)
-    if choice.top_p < 1:
+    if settings.top_p < 1:
         ordered = jnp.sort(scores, axis=-1, descending=True)
         shares = jax.nn.softmax(ordered, axis=-1)
-        kept = (jnp.cumsum(shares, axis=-1) - shares < choice.top_p).at[:, 0].set(True)
+        kept = (jnp.cumsum(shares, axis=-1) - shares < settings.top_p).at[:, 0].set(True)
         least = jnp.where(kept, ordered, jnp.inf).min(axis=-1, keepdims=True)
         scores = jnp.where(scores < least, -jnp.inf, scores)
-    if choice.min_p > 0:
+    if settings.min_p > 0:
         shares = jax.nn.softmax(scores, axis=-1)
-        scores = jnp.where(shares < choice.min_p * shares.max(axis=-1, keepdims=True), -jnp.inf, scores)
+        scores = jnp.where(shares < settings.min_p * shares.max(axis=-1, keepdims=True), -jnp.inf, scores)
     return scores
 
 
@@ -239,6 +241,11 @@ def _bad_words(config: Any, where: str) -> tuple[int, ...]:
                 "remove it from generation_config.json",
             )
     return tuple(int(word[0]) for word in words)
+
+
+def is_end(tokens: Array, settings: GenerationSettings) -> Array:
+    """Whether each token ends its prompts."""
+    return jnp.isin(tokens, jnp.array(settings.ends))
 
 
 def _without(scores: Array, ids: tuple[int, ...]) -> Array:
