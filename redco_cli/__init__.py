@@ -12,12 +12,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from redco_cli.version import __version__
+
 if TYPE_CHECKING:
     from redco_cli.exporting.export import Exported
     from redco_cli.models.resolve import load_model
     from redco_cli.run import TrainResult, export, inspect_sharding, predict, train
 
-__version__ = "0.1.0"
 __all__ = ["Exported", "TrainResult", "__version__", "export", "inspect_sharding", "load_model", "predict", "train"]
 
 _HOMES = {

@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from redco_cli import __version__
 from redco_cli.console import hush, masked_tokens, note, prediction, print_error, result, table
 from redco_cli.console.plan import show_plan
 from redco_cli.errors import EXIT_DONE
@@ -25,6 +24,7 @@ from redco_cli.recipe.starter import copy_starter
 from redco_cli.runtime.meeting.processes import joined
 from redco_cli.runtime.pretend import pretend_devices
 from redco_cli.shell import Commands, show_warning
+from redco_cli.version import __version__
 
 app = typer.Typer(
     name="redco",

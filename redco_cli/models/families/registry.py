@@ -9,10 +9,10 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from redco_cli.errors import ModelError
-from redco_cli.models import families as folder
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import ACTIVATIONS
 from redco_cli.models.families.shared import transformers5
@@ -33,9 +33,9 @@ _NEVER = {
 def families() -> Mapping[str, Family]:
     """Model type to family, sorted."""
     found: dict[str, Family] = {}
-    for module in pkgutil.iter_modules(folder.__path__):
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if not module.ispkg and module.name != "registry":
-            members = importlib.import_module(f"{folder.__name__}.{module.name}").FAMILIES
+            members = importlib.import_module(f"{__package__}.{module.name}").FAMILIES
             found |= {family.model_type: family for family in members}
     return dict(sorted(found.items()))
 

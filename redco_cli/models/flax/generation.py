@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from redco_cli.models.config.tasks import GENERATING, TO_SEQUENCE
 from redco_cli.models.flax.limits import check_inputs, check_length
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import GenerationSection
-
-if TYPE_CHECKING:
-    from redco_cli.models.flax.model import HfFlaxModel
 
 _CHOOSING = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty")
 _FORCING = ("min_length", "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "no_repeat_ngram_size")
@@ -52,8 +49,32 @@ _NO_CACHE = frozenset({"bert", "electra", "roberta", "roberta-prelayernorm", "xl
 """Causal models whose Flax class keeps a cache only as part of an encoder-decoder, and fails alone."""
 
 
+class Generator(Protocol):
+    """What generation needs of a model; see `HfFlaxModel`, which has it."""
+
+    @property
+    def config(self) -> Any:
+        """The transformers config."""
+
+    @property
+    def generation_config(self) -> Any:
+        """The transformers generation config; None when the class does not generate."""
+
+    @property
+    def task(self) -> str:
+        """What the model is for."""
+
+    @property
+    def where(self) -> str:
+        """The place in the recipe that asked for it."""
+
+    @property
+    def flax(self) -> Any:
+        """The transformers model, without parameters."""
+
+
 def generate(
-    model: HfFlaxModel, params: Params, inputs: Any, attention_mask: Any, rng: Any, settings: Mapping[str, Any]
+    model: Generator, params: Params, inputs: Any, attention_mask: Any, rng: Any, settings: Mapping[str, Any]
 ) -> Any:
     """Token ids [B, N]; see `HfFlaxModel.generate`."""
     config = _generation_config(model, settings)
@@ -78,7 +99,7 @@ def generate(
     return outputs.sequences[:, prompt:]
 
 
-def _encode_text(model: HfFlaxModel, params: Params, input_ids: Any, attention_mask: Any) -> Any:
+def _encode_text(model: Generator, params: Params, input_ids: Any, attention_mask: Any) -> Any:
     """The encoder's outputs: `encode` of the class hands positions to BERT where it takes token types, and gets NaN."""
     mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
     return model.flax.module.apply(
@@ -87,7 +108,7 @@ def _encode_text(model: HfFlaxModel, params: Params, input_ids: Any, attention_m
     )
 
 
-def _generation_config(model: HfFlaxModel, settings: Mapping[str, Any]) -> Any:
+def _generation_config(model: Generator, settings: Mapping[str, Any]) -> Any:
     """The model's generation config with `settings` on top, checked."""
     if model.task not in GENERATING or model.generation_config is None:
         raise ModelError(
