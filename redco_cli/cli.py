@@ -21,8 +21,8 @@ from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
-from redco_cli.runtime.meeting.processes import joined
-from redco_cli.runtime.pretend import pretend_devices
+from redco_cli.runtime.rendezvous.join import joined
+from redco_cli.runtime.simulated_devices import pretend_devices
 from redco_cli.shell import Commands, show_warning
 from redco_cli.version import __version__
 
@@ -193,7 +193,7 @@ def inspect_sharding(
 ) -> None:
     """Show how a model is split over devices, and whether it fits. Needs neither weights nor devices."""
     from redco_cli.models.presets import preset_names
-    from redco_cli.planning.units import parse_bytes, parse_mesh
+    from redco_cli.planning.arguments import parse_bytes, parse_mesh
 
     if list_presets or not model:
         result({"presets": list(preset_names())}, as_json)

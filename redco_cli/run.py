@@ -20,9 +20,9 @@ from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.placement import Placement, place, read_loss, read_prediction
 from redco_cli.planning.choice import arranged, memory_of_a_device, placed
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.picture.picture import write_picture
+from redco_cli.planning.out_of_memory import explained
+from redco_cli.planning.picture.svg import write_picture
 from redco_cli.planning.report import as_json
-from redco_cli.planning.shortage import explained
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.prediction.predict import Predictor, check_output, write_predictions
@@ -32,9 +32,9 @@ from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import read, unread
-from redco_cli.training.saving.choose import own_checkpoints
 from redco_cli.training.saving.parameters import check_first, trained_params
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
+from redco_cli.training.saving.selection import own_checkpoints
 from redco_cli.training.session import drive, open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 

@@ -16,7 +16,7 @@ from typing import IO, TextIO
 
 from redco_cli.errors import UsageError
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
-from redco_cli.runtime.pretend import pretend_devices
+from redco_cli.runtime.simulated_devices import pretend_devices
 
 COMMANDS = ("train", "predict")
 """What can be done by several processes."""

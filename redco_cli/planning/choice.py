@@ -11,11 +11,11 @@ import jax
 from redco_cli.console import note, warn
 from redco_cli.job import Job, prepare, stages_of
 from redco_cli.placement import Placement, place, read_loss
+from redco_cli.planning.arguments import format_bytes
 from redco_cli.planning.options import Devices, Option, options
-from redco_cli.planning.units import format_bytes
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh
-from redco_cli.runtime.peers.everyone import gathered
+from redco_cli.runtime.peers.multihost import gathered
 from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import Reading, unread
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 import jax
 
 from redco_cli.errors import DeviceError
+from redco_cli.planning.arguments import format_bytes
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.options import Devices, Option, options
 from redco_cli.planning.report import Choice, Memory, Report, build_report
-from redco_cli.planning.units import format_bytes
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.decide.guards import checked_sizes
 from redco_cli.sharding.predict.memory import StepMemory

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from redco_cli.planning.groups import Group, fold
+from redco_cli.planning.parameter_groups import Group, fold
 from redco_cli.sharding.plan import Collective, Plan
 
 

@@ -34,7 +34,7 @@ from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
 from redco_cli.runtime.peers.agreement import summed
-from redco_cli.runtime.peers.everyone import gathered, is_first
+from redco_cli.runtime.peers.multihost import gathered, is_first
 from redco_cli.runtime.program import Announce, Program
 from redco_cli.runtime.stopping.signals import Stopped, stop_on_signal, stopping_point
 

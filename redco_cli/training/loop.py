@@ -25,7 +25,7 @@ from redco_cli.runtime.mesh import put_like, replicated
 from redco_cli.runtime.program import Program
 from redco_cli.runtime.stopping.signals import Stopped, StopRequest
 from redco_cli.training.evaluate import check_has, evaluate
-from redco_cli.training.feed import Fed, feed
+from redco_cli.training.input_pipeline import Fed, feed
 from redco_cli.training.nonfinite import judge
 from redco_cli.training.optimizer import Schedule
 from redco_cli.training.records.metrics import Meter, Recorder

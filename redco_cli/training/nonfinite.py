@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redco_cli.console import warn
 from redco_cli.errors import TrainingError
-from redco_cli.runtime.peers.everyone import is_first
+from redco_cli.runtime.peers.multihost import is_first
 from redco_cli.training.saving.checkpoint import Checkpoints
 
 _NO_WEIGHT = "no position of the batch carries loss", "look at what collate_fn masks and loss_fn counts"

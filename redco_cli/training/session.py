@@ -21,7 +21,7 @@ from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
 from redco_cli.recipe.paths import pin_paths
-from redco_cli.runtime.peers.everyone import is_first, link
+from redco_cli.runtime.peers.multihost import is_first, link
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun

@@ -22,11 +22,11 @@ from redco_cli.planning.choice import arranged
 from redco_cli.recipe.load import load_recipe
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import StopRequest
-from redco_cli.training.feed import feed
+from redco_cli.training.input_pipeline import feed
 from redco_cli.training.loop import TrainingRun
 from redco_cli.training.records.metrics import Meter
-from redco_cli.training.saving.choose import own_checkpoints
 from redco_cli.training.saving.resume import Start, open_output, output_directory
+from redco_cli.training.saving.selection import own_checkpoints
 from redco_cli.training.session import open_run, plan_updates
 from redco_cli.training.timeline import make_timeline
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_cli.planning.groups import fold
+from redco_cli.planning.parameter_groups import fold
 from redco_cli.planning.report import Choice, Memory, as_json, build_report, report_schema
 from tests.planning.plans import (
     COLLECTIVES,

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redco_cli.planning.groups import Group
+from redco_cli.planning.parameter_groups import Group
 
 _INPUT = re.compile(r"embed|wte|wpe|shared|patch|conv|position|cls_token")
 _OUTPUT = re.compile(r"lm_head|embed_out|classifier|score|qa_outputs|proj_out|head|cls|pooler")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from redco_cli.console.plan import TIMES, format_bytes, sizes_text, spec_text
-from redco_cli.planning.groups import Group
+from redco_cli.planning.parameter_groups import Group
 from redco_cli.planning.picture.blocks import Block
 from redco_cli.sharding.plan import FSDP, TENSOR
 

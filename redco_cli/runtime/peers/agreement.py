@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from redco_cli.errors import PluginError
-from redco_cli.runtime.peers.everyone import gathered, link
+from redco_cli.runtime.peers.multihost import gathered, link
 
 
 def summed(name: str, batch: Mapping[str, Any], dims: int, where: str, count: int | None = None) -> int | None:

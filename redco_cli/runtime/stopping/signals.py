@@ -21,8 +21,8 @@ from types import FrameType
 
 from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoError, Requeue
 from redco_cli.runtime.peers.cluster import timeout
-from redco_cli.runtime.peers.everyone import link as joined_link
-from redco_cli.runtime.peers.link import Link
+from redco_cli.runtime.peers.connection import Link
+from redco_cli.runtime.peers.multihost import link as joined_link
 from redco_cli.runtime.stopping.handlers import HEARD, handling
 
 AT_ONCE = 3.0

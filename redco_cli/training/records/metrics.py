@@ -29,7 +29,7 @@ from typing import Any, Literal, Self
 
 from redco_cli.console import warn
 from redco_cli.errors import PluginError, StorageError
-from redco_cli.runtime.peers.everyone import is_first
+from redco_cli.runtime.peers.multihost import is_first
 from redco_cli.training.records.sinks import Sink
 
 METRICS_NAME = "metrics.jsonl"

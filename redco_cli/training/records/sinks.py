@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from redco_cli.errors import RedcoError, StorageError
 from redco_cli.recipe.schema import LoggingSection, WandbSection
-from redco_cli.runtime.peers.everyone import is_first
+from redco_cli.runtime.peers.multihost import is_first
 
 _FLUSH_SECONDS = 5.0  # an fsync can take tens of milliseconds on a network disk
 

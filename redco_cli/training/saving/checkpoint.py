@@ -30,12 +30,12 @@ import orbax.checkpoint as ocp
 
 from redco_cli.errors import StorageError
 from redco_cli.plugin.contract import Params
-from redco_cli.runtime.peers.everyone import gathered, is_first, link
-from redco_cli.training.saving.complaints import mute_orbax, of_another_model, unreadable, unwritable
-from redco_cli.training.saving.disposal import Disposal, set_aside
+from redco_cli.runtime.peers.multihost import gathered, is_first, link
+from redco_cli.training.saving.deletion import Disposal, set_aside
 from redco_cli.training.saving.integrity import damage, seal
-from redco_cli.training.saving.nested import misfits, nested, unnested
+from redco_cli.training.saving.orbax_errors import mute_orbax, of_another_model, unreadable, unwritable
 from redco_cli.training.saving.ranking import Best
+from redco_cli.training.saving.state_dict import misfits, nested, unnested
 from redco_cli.training.state import TrainState, partition, paths
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.new)?")

@@ -21,7 +21,7 @@ from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
 from redco_cli.training.saving.checkpoint import Checkpoints
-from redco_cli.training.saving.choose import (
+from redco_cli.training.saving.selection import (
     chosen,
     first_whole,
     own_checkpoints,

@@ -14,9 +14,11 @@ from redco_cli.errors import Problem, RecipeError, StorageError
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import moved, pin_paths
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.peers.everyone import gathered, is_first, link, process
+from redco_cli.runtime.peers.multihost import gathered, is_first, link, process
 from redco_cli.training.saving.checkpoint import Checkpoints
-from redco_cli.training.saving.choose import (
+from redco_cli.training.saving.parameters import Given, find_given
+from redco_cli.training.saving.ranking import Best
+from redco_cli.training.saving.selection import (
     chosen,
     first_whole,
     own_checkpoints,
@@ -24,8 +26,6 @@ from redco_cli.training.saving.choose import (
     skip_nameless,
     steps_of,
 )
-from redco_cli.training.saving.parameters import Given, find_given
-from redco_cli.training.saving.ranking import Best
 
 FREE_TO_CHANGE = (
     "output_dir",

@@ -12,7 +12,7 @@ def main(command: str, target: str, overrides: Sequence[str]) -> int:
     from redco_cli.console import hush, note, print_error
     from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
     from redco_cli.recipe.load import find_run, load_recipe
-    from redco_cli.runtime.meeting.processes import joined
+    from redco_cli.runtime.rendezvous.join import joined
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
     try:

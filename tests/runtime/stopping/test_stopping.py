@@ -202,7 +202,7 @@ def test_a_signal_while_the_command_is_being_imported_asks_for_a_requeue(number:
 
 ABORTS = """
 import ctypes, sys, threading, time
-from redco_cli.runtime.meeting.processes import _put_off_aborts
+from redco_cli.runtime.rendezvous.join import _put_off_aborts
 from redco_cli.runtime.stopping.signals import end_now
 _put_off_aborts()
 threading.Thread(target=ctypes.CDLL(None).abort, daemon=True).start()  # as gloo does: in a thread, without the GIL

@@ -14,7 +14,7 @@ from redco_cli.console import warn
 from redco_cli.errors import StorageError
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.schema import Recipe
-from redco_cli.runtime.peers.everyone import gathered, is_first
+from redco_cli.runtime.peers.multihost import gathered, is_first
 from redco_cli.training.saving.checkpoint import Checkpoints
 
 

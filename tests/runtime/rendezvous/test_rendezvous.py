@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from redco_cli.errors import RedcoError
-from redco_cli.runtime.meeting import hub
-from redco_cli.runtime.meeting.preflight import facts, meet
 from redco_cli.runtime.peers import wire
 from redco_cli.runtime.peers.cluster import Cluster
-from redco_cli.runtime.peers.link import Link
+from redco_cli.runtime.peers.connection import Link
+from redco_cli.runtime.rendezvous import server
+from redco_cli.runtime.rendezvous.client import facts, meet
 from redco_cli.runtime.stopping.signals import Early, StopRequest
 from tests.runtime.multiprocess.processes import ended, free_port
 
@@ -161,9 +161,9 @@ def test_a_stranger_that_calls_does_not_disturb():
 
 MEETS = """
 import sys
-from tests.runtime.meeting.test_meeting import FACTS, cluster
+from tests.runtime.rendezvous.test_rendezvous import FACTS, cluster
 from redco_cli.errors import RedcoError
-from redco_cli.runtime.meeting.preflight import meet
+from redco_cli.runtime.rendezvous.client import meet
 from redco_cli.runtime.stopping.signals import stop_at_once
 process, processes, port = map(int, sys.argv[1:])
 try:
@@ -207,7 +207,7 @@ def test_a_process_that_is_asked_to_stop_before_all_have_met_ends_all(stopped):
 
 
 def test_what_ends_the_meeting_is_told_to_those_who_come_when_who_said_it_is_gone(monkeypatch):
-    monkeypatch.setattr(hub, "_LINGER", 1.0)
+    monkeypatch.setattr(server, "_LINGER", 1.0)
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meeting, [cluster(0, 3, port)], 20)

@@ -18,10 +18,10 @@ from redco_cli.errors import DeviceError, RedcoError
 from redco_cli.exporting.export import SETS_AT_ONCE
 from redco_cli.job import Job, micro_batch_size, pass_size, prepare
 from redco_cli.placement import Placement
+from redco_cli.planning.arguments import format_bytes
 from redco_cli.planning.choice import memory_of_a_device
-from redco_cli.planning.groups import fold
 from redco_cli.planning.options import Devices, Option, Planner
-from redco_cli.planning.units import format_bytes
+from redco_cli.planning.parameter_groups import fold
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import data_shards
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Plan

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redco_cli.errors import EXIT_USAGE, UsageError
-from redco_cli.planning import units
-from redco_cli.planning.units import format_bytes, parse_bytes, parse_mesh
+from redco_cli.planning import arguments
+from redco_cli.planning.arguments import format_bytes, parse_bytes, parse_mesh
 from redco_cli.sharding.plan import AXES
 
 GIB = 2**30
@@ -132,9 +132,9 @@ def test_no_meshes(text, message):
 
 
 def test_the_axes_are_those_of_a_plan():
-    assert units.AXES == AXES
+    assert arguments.AXES == AXES
 
 
 def test_arguments_are_read_without_jax():
-    code = "import sys, redco_cli.planning.units; sys.exit('jax' in sys.modules)"
+    code = "import sys, redco_cli.planning.arguments; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

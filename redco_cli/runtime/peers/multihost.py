@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from redco_cli.runtime.peers.link import Link
+from redco_cli.runtime.peers.connection import Link
 
 _joined: list[Link] = []
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 
 from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, Interrupted, RedcoError, Requeue
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.runtime.meeting.preflight import facts, meet
-from redco_cli.runtime.meeting.relay import open_relay
 from redco_cli.runtime.peers.cluster import Cluster, recognised, timeout
-from redco_cli.runtime.peers.everyone import linked
-from redco_cli.runtime.peers.link import End, Link
+from redco_cli.runtime.peers.connection import End, Link
+from redco_cli.runtime.peers.multihost import linked
+from redco_cli.runtime.rendezvous.client import facts, meet
+from redco_cli.runtime.rendezvous.relay import open_relay
 from redco_cli.runtime.stopping.signals import AT_ONCE, Early, end_now, stop_at_once
 
 _HEARTBEAT = 100  # seconds that JAX waits longer than the link, which says what happened

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from redco_cli.planning.groups import fold
+from redco_cli.planning.parameter_groups import fold
 from redco_cli.planning.picture.blocks import blocks
-from redco_cli.planning.picture.picture import svg
+from redco_cli.planning.picture.svg import svg
 from tests.planning.plans import MESH, GiB, gpt2_rows, report_of, row, stacked_rows
 
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -10,10 +10,10 @@ import pytest
 
 from redco_cli.errors import DeviceError, RedcoError
 from redco_cli.job import prepare
-from redco_cli.planning import shortage
+from redco_cli.planning import out_of_memory
+from redco_cli.planning.arguments import parse_bytes
 from redco_cli.planning.choice import arranged
-from redco_cli.planning.shortage import explained
-from redco_cli.planning.units import parse_bytes
+from redco_cli.planning.out_of_memory import explained
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import export, predict, train
 from redco_cli.training.loop import TrainingRun
@@ -146,7 +146,7 @@ def test_an_edit_saves_what_is_said(text: str) -> None:
 
     def needed(*overrides: str) -> int:
         job, placement = arranged(prepare(load_recipe("recipe.yaml", overrides), stages=("train",)))
-        return shortage._option(job, placement.plan, again=False).memory.total
+        return out_of_memory._option(job, placement.plan, again=False).memory.total
 
     before, promised = needed(), SAVING.findall(text)
     assert len(promised) >= 3
@@ -156,7 +156,7 @@ def test_an_edit_saves_what_is_said(text: str) -> None:
 
 
 def test_nothing_that_helps_is_left_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "_TRAIN_EDITS", ())
+    monkeypatch.setattr(out_of_memory, "_TRAIN_EDITS", ())
     assert told().endswith("\n  -> take more or larger devices")
 
 
@@ -164,7 +164,7 @@ def test_a_plan_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     def failing(*_: object, **__: object) -> None:
         raise ZeroDivisionError("no plan")
 
-    monkeypatch.setattr(shortage, "_option", failing)
+    monkeypatch.setattr(out_of_memory, "_option", failing)
     assert told().startswith(
         "training: the devices ran out of memory: Out of memory while trying to allocate 68719476736 bytes "
         "(and there is no plan of it: no plan)\n  -> lower train.micro_batch_size"
@@ -181,7 +181,7 @@ def test_other_errors_pass() -> None:
 
 def test_an_evaluation_that_does_not_fit_names_its_batch(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `Program` reports it; beside what helps every step."""
-    monkeypatch.setattr(shortage, "_TRAIN_EDITS", ())
+    monkeypatch.setattr(out_of_memory, "_TRAIN_EDITS", ())
     job, placement = arranged(prepare(load_recipe("recipe.yaml"), stages=("train", "eval")))
     reported = DeviceError("eval step", "too little", "less")
     reported.__cause__ = jax.errors.JaxRuntimeError(ON_A_GPU)

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
-from redco_cli.runtime.meeting.hub import Hub
 from redco_cli.runtime.peers.cluster import Cluster
-from redco_cli.runtime.peers.link import Link
+from redco_cli.runtime.peers.connection import Link
 from redco_cli.runtime.peers.wire import Message, Wire
+from redco_cli.runtime.rendezvous.server import Hub
 from redco_cli.runtime.stopping.signals import AT_ONCE, Early
 
 _RETRY, _PATIENCE = 0.3, 5.0  # seconds between two attempts, and beyond the time-out for the hub to say what is wrong
