@@ -22,7 +22,7 @@ from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
 from redco_cli.runtime.rendezvous.join import joined
-from redco_cli.runtime.simulated_devices import pretend_devices
+from redco_cli.runtime.simulated_devices import simulate_devices
 from redco_cli.shell import Commands, show_warning
 from redco_cli.version import __version__
 
@@ -201,7 +201,7 @@ def inspect_sharding(
     sizes = None if mesh is None else parse_mesh(mesh, "--mesh")
     memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
     if compile_it:
-        pretend_devices(devices or math.prod((sizes or _mesh_of(model)).values()))
+        simulate_devices(devices or math.prod((sizes or _mesh_of(model)).values()))
     from redco_cli.run import inspect_sharding as run_inspect
 
     report = run_inspect(

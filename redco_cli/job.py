@@ -16,7 +16,7 @@ from redco_cli.data.batch import check_batch
 from redco_cli.data.examples import check_examples, is_indexed
 from redco_cli.data.resumable import ResumableStream, is_resumable
 from redco_cli.data.source import load_source
-from redco_cli.data.stream import is_marked
+from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
@@ -198,7 +198,7 @@ def _examples(job: Job, split: str) -> Any:
     if split == "eval" and not is_indexed(examples):
         problem = "the eval examples have no length, and each must be evaluated exactly once"
         raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")
-    return examples if is_marked(examples) else guard_examples(examples, job.plugin.file)
+    return examples if is_seekable(examples) else guard_examples(examples, job.plugin.file)
 
 
 def _warner(where: str) -> Callable[[str], None]:
@@ -244,11 +244,11 @@ def check_sizes(job: Job, mesh: Mesh) -> None:
         DeviceError: naming the recipe key.
     """
     check_divisible(micro_batch_size(job.recipe), mesh, job.where("train.micro_batch_size"), "a micro-batch")
-    pass_size(job, mesh, "eval")
-    pass_size(job, mesh, "predict")
+    inference_batch_size(job, mesh, "eval")
+    inference_batch_size(job, mesh, "predict")
 
 
-def pass_size(job: Job, mesh: Mesh, stage: Literal["eval", "predict"]) -> int:
+def inference_batch_size(job: Job, mesh: Mesh, stage: Literal["eval", "predict"]) -> int:
     """Examples per evaluation or prediction batch over all devices, a multiple of the data axis.
 
     Raises:

@@ -11,7 +11,7 @@ import numpy as np
 
 from redco_cli.errors import DataError, PluginError
 
-Own = Callable[[int], Sequence[int]]
+LocalRows = Callable[[int], Sequence[int]]
 """From the size of a batch to the rows that this process holds and collates, ascending; `range` is all of them."""
 _NARROWED: dict[type, Any] = {np.int64: np.int32, np.uint64: np.uint32, np.float64: np.float32}
 
@@ -26,12 +26,12 @@ class BatchPlan:
     Attributes:
         global_batch_size: examples per step, over all processes; a multiple of `micro_batch_size`.
         micro_batch_size: examples per micro-batch, over all processes.
-        own: the rows of a micro-batch that this process collates.
+        local_rows: the rows of a micro-batch that this process collates.
     """
 
     global_batch_size: int
     micro_batch_size: int
-    own: Own = range
+    local_rows: LocalRows = range
 
     def __post_init__(self) -> None:
         if self.global_batch_size % self.micro_batch_size:
@@ -45,12 +45,12 @@ class BatchPlan:
     @property
     def share(self) -> int:
         """Rows of one micro-batch that this process collates."""
-        return len(self.own(self.micro_batch_size))
+        return len(self.local_rows(self.micro_batch_size))
 
     def rows(self) -> list[int]:
         """The rows of the global batch that this process collates, one micro-batch after the other."""
-        own = self.own(self.micro_batch_size)
-        return [m * self.micro_batch_size + row for m in range(self.n_micro) for row in own]
+        rows = self.local_rows(self.micro_batch_size)
+        return [m * self.micro_batch_size + row for m in range(self.n_micro) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Slice:
     sharded: bool
 
 
-def cut(n: int, batch_size: int, shards: int) -> list[Slice]:
+def eval_slices(n: int, batch_size: int, shards: int) -> list[Slice]:
     """Cuts n examples into evaluation batches that hold every example exactly once, and nothing else.
 
     Full batches come first, then one smaller batch of as many examples as still divide over the shards, then the
@@ -80,7 +80,7 @@ def cut(n: int, batch_size: int, shards: int) -> list[Slice]:
         batch_size: examples per full batch over all shards; a multiple of `shards`.
         shards: how many parts a batch is split into.
 
-    >>> cut(11, 4, 2)  # doctest: +NORMALIZE_WHITESPACE
+    >>> eval_slices(11, 4, 2)  # doctest: +NORMALIZE_WHITESPACE
     [Slice(start=0, stop=4, sharded=True), Slice(start=4, stop=8, sharded=True),
      Slice(start=8, stop=10, sharded=True), Slice(start=10, stop=11, sharded=False)]
     """

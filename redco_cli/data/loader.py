@@ -26,9 +26,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from redco_cli.data.batch import BatchPlan, Own, Slice, check_batch
+from redco_cli.data.batch import BatchPlan, LocalRows, Slice, check_batch
 from redco_cli.data.examples import Example, Examples, is_indexed
-from redco_cli.data.stream import Order, Reading, is_marked, random_of
+from redco_cli.data.stream import ShuffledStream, ShuffleOrder, is_seekable, random_state
 
 T = TypeVar("T")
 Arrays = dict[str, np.ndarray]
@@ -60,7 +60,7 @@ def order(n: int, *, seed: int, shuffle: bool) -> Callable[[int], int]:
 
     @functools.lru_cache(maxsize=2)  # a batch may reach into the next epoch
     def permutation(epoch: int) -> np.ndarray:
-        return random_of(seed, epoch).permutation(n)
+        return random_state(seed, epoch).permutation(n)
 
     return lambda position: int(permutation(position // n)[position % n])
 
@@ -120,8 +120,8 @@ def train_batches(
 
     def read_next(step: int) -> Arrays:
         together = list(itertools.islice(stream, plan.global_batch_size))
-        if is_marked(examples):
-            examples.journal.mark(step + 1, reading.place)
+        if is_seekable(examples):
+            examples.journal.mark(step + 1, reading.position)
         return finish([together[row] for row in rows]) if step >= start_step else {}
 
     # Skipped steps are jobs of their own so that closing does not wait for all of them.
@@ -131,21 +131,21 @@ def train_batches(
 
 def _opened(
     examples: Iterable[Example], plan: BatchPlan, seed: int, buffer: int, start_step: int
-) -> tuple[Reading, int]:
+) -> tuple[ShuffledStream, int]:
     """A stream as near before a step as it can be opened, and the step that comes next in it."""
-    place = None
-    if is_marked(examples):
+    position = None
+    if is_seekable(examples):
         examples.journal.begin(seed, buffer)
-        place = examples.journal.place(start_step)
-    reading = Reading(examples, Order(seed, buffer), plan.global_batch_size, place)
-    return reading, 0 if place is None else start_step
+        position = examples.journal.position(start_step)
+    reading = ShuffledStream(examples, ShuffleOrder(seed, buffer), plan.global_batch_size, position)
+    return reading, 0 if position is None else start_step
 
 
 def eval_batches(
     examples: Sequence[Example],
     collate: Collate,
     cuts: Sequence[Slice],
-    own: Own = range,
+    local_rows: LocalRows = range,
     *,
     where: str,
     workers: int,
@@ -155,8 +155,8 @@ def eval_batches(
     Args:
         examples: all examples.
         collate: as for `train_batches`.
-        cuts: what `cut` returned.
-        own: the rows of a batch that this process collates.
+        cuts: what `eval_slices` returned.
+        local_rows: the rows of a batch that this process collates.
         where: the place of `collate_fn`, for errors.
         workers: threads that read ahead.
     """
@@ -164,7 +164,7 @@ def eval_batches(
     def read(number: int) -> tuple[Slice, Arrays]:
         part = cuts[number]
         size = part.stop - part.start
-        indices = [part.start + row for row in (own(size) if part.sharded else range(size))]
+        indices = [part.start + row for row in (local_rows(size) if part.sharded else range(size))]
         return part, _collate(collate, _fetch(examples, indices), where)
 
     return _read_ahead(read, 0, len(cuts), workers)
@@ -175,7 +175,7 @@ def predict_batches(
     collate: Collate,
     batch_size: int,
     start: int = 0,
-    own: Own = range,
+    local_rows: LocalRows = range,
     *,
     where: str,
     workers: int,
@@ -187,7 +187,7 @@ def predict_batches(
         collate: as for `train_batches`.
         batch_size: examples per batch over all processes.
         start: index of the first example.
-        own: the rows of a batch that this process collates.
+        local_rows: the rows of a batch that this process collates.
         where: the place of `collate_fn`, for errors.
         workers: threads that read ahead.
 
@@ -199,7 +199,7 @@ def predict_batches(
 
     def read(number: int) -> tuple[range, Arrays]:
         first = start + number * batch_size
-        part = _fetch(examples, [min(first + row, n - 1) for row in own(batch_size)])
+        part = _fetch(examples, [min(first + row, n - 1) for row in local_rows(batch_size)])
         return range(first, min(first + batch_size, n)), _collate(collate, part, where)
 
     return _read_ahead(read, 0, -(-max(n - start, 0) // batch_size), workers)

@@ -68,7 +68,7 @@ class ResumableStream(Iterable[Example]):
                 source.load_state_dict(bookmark)
         return OpenStream(self, source)
 
-    def judge(self, trusted: bool) -> None:
+    def settle_trust(self, trusted: bool) -> None:
         """Settles whether its state is trusted."""
         self.trusted = trusted
         if not trusted:
@@ -95,7 +95,7 @@ class OpenStream:
                     alike = same(example, self._ahead.pop(0))
                     if not alike or not self._ahead:
                         self._ahead.clear()
-                        self._stream.judge(alike)
+                        self._stream.settle_trust(alike)
                 yield example
 
     def bookmark(self) -> Any:

@@ -33,8 +33,8 @@ Bookmark = tuple[int, int, Any]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place in the stream.
+class StreamPosition:
+    """A position in the stream.
 
     Attributes:
         epoch: from 0.
@@ -58,7 +58,7 @@ class Journal:
 
     seed: int | None = None
     size: int = 0
-    _marks: dict[int, Place] = field(default_factory=dict)
+    _marks: dict[int, StreamPosition] = field(default_factory=dict)
     _bookmarks: deque[Bookmark] = field(default_factory=lambda: deque(maxlen=_BOOKMARKS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -70,14 +70,14 @@ class Journal:
                 self._marks.clear()
                 self._bookmarks.clear()
 
-    def mark(self, step: int, place: Place) -> None:
-        """Notes the place before a step."""
+    def mark(self, step: int, position: StreamPosition) -> None:
+        """Notes the position before a step."""
         with self._lock:
-            self._marks[step] = place
+            self._marks[step] = position
             self._marks.pop(step - _MARKS, None)
 
-    def place(self, step: int) -> Place | None:
-        """The place before a step; None when it is not known."""
+    def position(self, step: int) -> StreamPosition | None:
+        """The position before a step; None when it is not known."""
         with self._lock:
             return self._marks.get(step)
 
@@ -93,23 +93,23 @@ class Journal:
         return max(known, key=lambda one: one[1], default=(epoch, 0, None))
 
     def saved(self, step: int) -> dict[str, Any] | None:
-        """The place before a step and the bookmarks to get there, as plain data; None when it is not known.
+        """The position before a step and the bookmarks to get there, as plain data; None when it is not known.
 
         Which one is needed is worked out when they are: a save must not wait for that.
         """
-        place = self.place(step)
-        if place is None:
+        position = self.position(step)
+        if position is None:
             return None
-        read = place.given + self.size if place.length is None else place.length
-        near = [self.before(place.epoch, read - back * max(self.size, 1)) for back in _BACK]
+        read = position.given + self.size if position.length is None else position.length
+        near = [self.before(position.epoch, read - back * max(self.size, 1)) for back in _BACK]
         bookmarks = {number: bookmark for _, number, bookmark in near if bookmark is not None}
         saved = {"seed": self.seed, "size": self.size, "bookmarks": [[*one] for one in bookmarks.items()]}
-        return {**saved, "epoch": place.epoch, "given": place.given, "length": place.length}
+        return {**saved, "epoch": position.epoch, "given": position.given, "length": position.length}
 
     def load(self, step: int, saved: Mapping[str, Any]) -> None:
         """Takes over what `saved` returned before."""
         self.begin(saved["seed"], saved["size"])
-        self.mark(step, Place(saved["epoch"], saved["given"], saved["length"]))
+        self.mark(step, StreamPosition(saved["epoch"], saved["given"], saved["length"]))
         for number, bookmark in saved["bookmarks"][::-1]:
             self.add((saved["epoch"], number, bookmark))
 
@@ -124,7 +124,7 @@ class Opened(Protocol):
         ...
 
 
-class Marked(Protocol):
+class Seekable(Protocol):
     """A source that can be opened at a bookmark."""
 
     journal: Journal
@@ -136,13 +136,13 @@ class Marked(Protocol):
         ...
 
 
-def is_marked(examples: Any) -> TypeGuard[Marked]:
+def is_seekable(examples: Any) -> TypeGuard[Seekable]:
     """Whether examples can be opened at a bookmark."""
     return isinstance(getattr(examples, "journal", None), Journal)
 
 
 @dataclass(frozen=True)
-class Order:
+class ShuffleOrder:
     """Which example comes out when.
 
     Attributes:
@@ -160,12 +160,12 @@ class Order:
 
     def rest(self, epoch: int, count: int) -> list[int]:
         """The order in which the `count` examples come out that are left when the source has ended."""
-        places: list[int] = random_of(self.seed, epoch).permutation(count).tolist()
+        places: list[int] = random_state(self.seed, epoch).permutation(count).tolist()
         return places
 
-    def draws(self, place: Place) -> int:
+    def draws(self, position: StreamPosition) -> int:
         """How many draws were made, apart from what was left."""
-        return place.given if place.length is None else min(place.given, max(place.length - self.size, 0))
+        return position.given if position.length is None else min(position.given, max(position.length - self.size, 0))
 
     def held(self, epoch: int, draws: int) -> list[int]:
         """The number of the example in each place of the buffer after so many draws of an epoch."""
@@ -187,22 +187,24 @@ class Order:
 
 @functools.lru_cache(maxsize=4)
 def _table(seed: int, epoch: int, table: int, size: int) -> np.ndarray:
-    return random_of(seed, epoch, table + 1).randint(size, size=_DRAWS)  # [seed, epoch, 0] is [seed, epoch] to numpy
+    return random_state(seed, epoch, table + 1).randint(size, size=_DRAWS)  # [seed, epoch, 0] is [seed, epoch] to numpy
 
 
-def random_of(*entropy: int) -> np.random.RandomState:
+def random_state(*entropy: int) -> np.random.RandomState:
     """Random numbers that are the same under any version of numpy, which its newer generators do not promise."""
     return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy)))
 
 
-class Reading:
+class ShuffledStream:
     """A stream that is being read: one epoch after the other, for ever.
 
     Attributes:
-        place: where it is.
+        position: where it is.
     """
 
-    def __init__(self, examples: Iterable[Example], order: Order, spacing: int, start: Place | None) -> None:
+    def __init__(
+        self, examples: Iterable[Example], order: ShuffleOrder, spacing: int, start: StreamPosition | None
+    ) -> None:
         """Reads nothing yet.
 
         Args:
@@ -211,36 +213,36 @@ class Reading:
             spacing: at least so many examples lie between two bookmarks.
             start: where to begin; None at the start.
         """
-        self.place = start or Place()
+        self.position = start or StreamPosition()
         self._examples, self._order = examples, order
         self._spacing = max(spacing, order.size // 4, _LEAST_SPACING)
 
     def __iter__(self) -> Iterator[Example]:
         while True:
-            epoch = self.place.epoch
+            epoch = self.position.epoch
             for example in self._shuffled() if self._order.size else self._plain():
-                self.place = replace(self.place, given=self.place.given + 1)
+                self.position = replace(self.position, given=self.position.given + 1)
                 yield example
-            if not self.place.given:
+            if not self.position.given:
                 problem = f"the stream holds no examples in epoch {epoch}"
                 raise DataError("data.train", problem, "return an object whose __iter__ starts afresh each time")
-            self.place = Place(epoch + 1)
+            self.position = StreamPosition(epoch + 1)
 
     def _plain(self) -> Iterator[Example]:
         """The rest of an epoch in the order of the source."""
-        number, source = self._open(self.place.given)
-        return itertools.islice(source, self.place.given - number, None)
+        number, source = self._open(self.position.given)
+        return itertools.islice(source, self.position.given - number, None)
 
     def _shuffled(self) -> Iterator[Example]:
         """The rest of an epoch."""
-        start, order = self.place, self._order
+        start, order = self.position, self._order
         source, buffer = self._refilled() if start.given else self._filled()
         if start.length is None:
             for place, example in zip(order.places(start.epoch, start.given), source, strict=False):
                 yield buffer[place]
                 buffer[place] = example
-            self.place = replace(self.place, length=len(buffer) + self.place.given)
-        out = self.place.given - order.draws(self.place)
+            self.position = replace(self.position, length=len(buffer) + self.position.given)
+        out = self.position.given - order.draws(self.position)
         for place in order.rest(start.epoch, len(buffer))[out:]:
             yield buffer[place]
 
@@ -255,9 +257,9 @@ class Reading:
         Raises:
             DataError: the source has become shorter.
         """
-        draws = self._order.draws(self.place)
-        read = self._order.size + draws if self.place.length is None else self.place.length
-        numbers = self._order.held(self.place.epoch, draws)[:read]
+        draws = self._order.draws(self.position)
+        read = self._order.size + draws if self.position.length is None else self.position.length
+        numbers = self._order.held(self.position.epoch, draws)[:read]
         first, source = self._open(min(numbers))
         wanted = set(numbers)
         kept = {
@@ -270,12 +272,12 @@ class Reading:
 
     def _open(self, number: int) -> tuple[int, Iterator[Example]]:
         """The source from an example at or before `number` on, and the number of that example."""
-        if not is_marked(self._examples):
+        if not is_seekable(self._examples):
             return 0, iter(self._examples)
-        _, first, bookmark = self._examples.journal.before(self.place.epoch, number)
-        return first, self._noting(self._examples, self._examples.open(bookmark), self.place.epoch, first)
+        _, first, bookmark = self._examples.journal.before(self.position.epoch, number)
+        return first, self._noting(self._examples, self._examples.open(bookmark), self.position.epoch, first)
 
-    def _noting(self, examples: Marked, opened: Opened, epoch: int, number: int) -> Iterator[Example]:
+    def _noting(self, examples: Seekable, opened: Opened, epoch: int, number: int) -> Iterator[Example]:
         """The examples of a source, with bookmarks noted among them."""
         for example in opened:
             yield example

@@ -16,7 +16,7 @@ from typing import IO, TextIO
 
 from redco_cli.errors import UsageError
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
-from redco_cli.runtime.simulated_devices import pretend_devices
+from redco_cli.runtime.simulated_devices import simulate_devices
 
 COMMANDS = ("train", "predict")
 """What can be done by several processes."""
@@ -56,7 +56,7 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     """
     check_command(command)
     if devices is not None:
-        pretend_devices(devices)
+        simulate_devices(devices)
     shared = {**os.environ, COORDINATOR: f"localhost:{_free_port()}", PROCESSES: str(processes)}
     started: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []

@@ -15,7 +15,7 @@ from redco_cli.planning.arguments import format_bytes
 from redco_cli.planning.options import Devices, Option, options
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh
-from redco_cli.runtime.peers.multihost import gathered
+from redco_cli.runtime.peers.multihost import process_allgather
 from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import Reading, unread
 
@@ -68,7 +68,7 @@ def memory_of_a_device() -> int | None:
 
 def _least_memory() -> int | None:
     """The same on all processes, which must choose alike though their devices may not have quite as much."""
-    limits = gathered("memory of a device", memory_of_a_device())
+    limits = process_allgather("memory of a device", memory_of_a_device())
     return None if None in limits else min(limits)
 
 

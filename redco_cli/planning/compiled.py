@@ -14,7 +14,7 @@ from redco_cli.placement import Placement
 from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
 from redco_cli.plugin.contract import Batch, Loss, Params
-from redco_cli.runtime.mesh import make_mesh, over_data, replicated
+from redco_cli.runtime.mesh import batch_sharding, make_mesh, replicated
 from redco_cli.sharding.compiled.traffic import collectives
 from redco_cli.sharding.plan import Collective
 from redco_cli.training.state import TrainState, new_state
@@ -69,7 +69,7 @@ def _placed(state: TrainState, places: Any) -> Any:
 def _batch(option: Option, placement: Placement) -> Any:
     """A global batch: [micro-batches, examples, ...]."""
     passes = option.workload.global_batch_size // option.micro_batch_size
-    sharding = over_data(placement.mesh, dim=1)
+    sharding = batch_sharding(placement.mesh, dim=1)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((passes, *leaf.shape), jnp.dtype(leaf.dtype), sharding=sharding),
         option.workload.batch(option.micro_batch_size),

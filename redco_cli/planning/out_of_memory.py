@@ -1,6 +1,6 @@
 """Out of memory: what a step holds, in words of the model, and which edits of the recipe help, with what they save.
 
-Savings are by plan (`sharding.memory`), one edit at a time. Nothing here runs before memory has run out.
+Savings are by plan (`sharding.predict.memory`), one edit at a time. Nothing here runs before memory has run out.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import jax
 
 from redco_cli.errors import DeviceError, RedcoError
 from redco_cli.exporting.export import SETS_AT_ONCE
-from redco_cli.job import Job, micro_batch_size, pass_size, prepare
+from redco_cli.job import Job, inference_batch_size, micro_batch_size, prepare
 from redco_cli.placement import Placement
 from redco_cli.planning.arguments import format_bytes
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.options import Devices, Option, Planner
-from redco_cli.planning.parameter_groups import fold
+from redco_cli.planning.parameter_groups import group_parameters
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import data_shards
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Plan
@@ -123,7 +123,7 @@ def _held(now: Option) -> str:
 
 def _parameters(plan: Plan) -> str:
     """Bytes of the parameters on one device, with the groups of them that have most."""
-    groups = sorted(fold(plan.rows, plan.mesh), key=lambda group: -group.bytes_per_device)[:_LARGEST]
+    groups = sorted(group_parameters(plan.rows, plan.mesh), key=lambda group: -group.bytes_per_device)[:_LARGEST]
     largest = ", ".join(f"{group.path} {format_bytes(group.bytes_per_device)}" for group in groups)
     return f"parameters {format_bytes(plan.bytes_per_device)} (largest: {largest})"
 
@@ -208,7 +208,8 @@ _TRAIN_EDITS: tuple[Callable[[Job, Placement, Option], list[Edit]], ...] = (
 
 def _smaller_batch(job: Job, placement: Placement, stage: Literal["eval", "predict"], reported: str) -> list[Edit]:
     """Half a batch saves about half of what was asked for at once: all that a forward pass holds."""
-    size, shards, asked = pass_size(job, placement.mesh, stage), data_shards(placement.mesh), _asked(reported)
+    size, shards = inference_batch_size(job, placement.mesh, stage), data_shards(placement.mesh)
+    asked = _asked(reported)
     half = size // 2 // shards * shards
     return [(asked - asked * half // size, f"{stage}.batch_size: {half}")] if half and asked else []
 

@@ -26,7 +26,7 @@ _LAYER_PARAMETERS = 5  # fewer that share their leading size are rather the expe
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Parameters that are alike.
 
     Attributes:
@@ -59,7 +59,9 @@ class Group:
     bytes_per_device: int
 
 
-def fold(rows: Sequence[Row], mesh: Mapping[str, int], stacked: Mapping[str, int] | None = None) -> tuple[Group, ...]:
+def group_parameters(
+    rows: Sequence[Row], mesh: Mapping[str, int], stacked: Mapping[str, int] | None = None
+) -> tuple[ParameterGroup, ...]:
     """Parameters as groups of those that are alike, in the order of their first ones.
 
     Args:
@@ -83,11 +85,11 @@ def fold(rows: Sequence[Row], mesh: Mapping[str, int], stacked: Mapping[str, int
     return tuple(group for _, group in sorted(found, key=lambda pair: pair[0]))
 
 
-def _group(row: Row, grid: Sequence[Numbers], mesh: Mapping[str, int], layers: int) -> Group:
+def _group(row: Row, grid: Sequence[Numbers], mesh: Mapping[str, int], layers: int) -> ParameterGroup:
     pieces = iter(map(_written, grid))
     count = math.prod(map(len, grid))
     spec, gathered = _axes(row, row.spec), _axes(row, row.gathered)
-    return Group(
+    return ParameterGroup(
         path=_NUMBER.sub(lambda _: next(pieces), row.path),
         count=count,
         shape=row.shape,

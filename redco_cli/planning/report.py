@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from redco_cli.planning.parameter_groups import Group, fold
+from redco_cli.planning.parameter_groups import ParameterGroup, group_parameters
 from redco_cli.sharding.plan import Collective, Plan
 
 
@@ -109,7 +109,7 @@ class Report:
     runners_up: tuple[Choice, ...]
     global_batch_size: int
     seq_length: int | None
-    groups: tuple[Group, ...]
+    groups: tuple[ParameterGroup, ...]
     memory: Memory
     device_memory: int | None
     fits: bool | None
@@ -146,7 +146,7 @@ def build_report(
         runners_up: the next best ways, best first.
         remedies: what to change so that it fits.
         compiled: the same step as compiled, if it was.
-        stacked: see `fold`.
+        stacked: see `group_parameters`.
     """
     return Report(
         model=model,
@@ -157,7 +157,7 @@ def build_report(
         runners_up=tuple(runners_up),
         global_batch_size=global_batch_size,
         seq_length=seq_length,
-        groups=fold(plan.rows, plan.mesh, stacked),
+        groups=group_parameters(plan.rows, plan.mesh, stacked),
         memory=memory,
         device_memory=device_memory,
         fits=None if device_memory is None else memory.total <= device_memory,
@@ -177,7 +177,7 @@ def as_json(report: Report) -> dict[str, Any]:
 def report_schema() -> dict[str, Any]:
     """The JSON Schema of `as_json`, each property described by the docstring of its class."""
     schema = TypeAdapter(Report).json_schema(mode="serialization")
-    for kind in (Report, Choice, Compiled, Group, Memory, Collective):
+    for kind in (Report, Choice, Compiled, ParameterGroup, Memory, Collective):
         part = schema if kind is Report else schema["$defs"][kind.__name__]
         summary, _, attributes = (kind.__doc__ or "").partition("Attributes:")
         part["description"] = " ".join(summary.split())

@@ -24,7 +24,7 @@ import numpy as np
 from redco_cli.console import note
 from redco_cli.data.loader import predict_batches
 from redco_cli.errors import PluginError, StorageError, UsageError
-from redco_cli.job import Job, pass_size
+from redco_cli.job import Job, inference_batch_size
 from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output, call_predict
@@ -32,9 +32,9 @@ from redco_cli.plugin.contract import Example, Params
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
-from redco_cli.runtime.peers.agreement import summed
-from redco_cli.runtime.peers.multihost import gathered, is_first
+from redco_cli.runtime.mesh import batch_sharding, data_shards, local_rows, put, replicated
+from redco_cli.runtime.peers.agreement import sum_over_processes
+from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
 from redco_cli.runtime.program import Announce, Program
 from redco_cli.runtime.stopping.signals import Stopped, stop_on_signal, stopping_point
 
@@ -52,7 +52,7 @@ class Predictor:
         """Compiles nothing yet."""
         self._job = job
         self._mesh = placement.mesh
-        self._largest = pass_size(job, placement.mesh, "predict")
+        self._largest = inference_batch_size(job, placement.mesh, "predict")
         ctx, plugin, seed = job.context("predict"), job.plugin, job.recipe.seed
 
         def predict_step(params: Params, first: jax.Array, batch: Any) -> Any:
@@ -79,15 +79,15 @@ class Predictor:
             collate,
             batch_size,
             aligned,
-            functools.partial(own_rows, self._mesh),
+            functools.partial(local_rows, self._mesh),
             where=self._job.collate_place,
             workers=self._job.recipe.data.workers,
         )
         with contextlib.closing(batches):
             for indices, batch in batches:
                 stopping_point()
-                summed("predict batch", batch, 1, self._job.collate_place)
-                arrays = put(batch, over_data(self._mesh))
+                sum_over_processes("predict batch", batch, 1, self._job.collate_place)
+                arrays = put(batch, batch_sharding(self._mesh))
                 first = put({"first": np.int32(indices.start)}, replicated(self._mesh))["first"]
                 outputs = jax.device_get(self._step(params, first, arrays))
                 size = len(indices)
@@ -156,7 +156,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
     """
     examples = job.eval_examples
     partial, description = Path(f"{output}.partial"), Path(f"{output}.partial.json")
-    start, writing = 0, is_first()
+    start, writing = 0, is_main_process()
     identity = _identity(job, origin, predictor.batch_size(len(examples))) if writing else {}
     with _writing(output):
         if writing:
@@ -167,7 +167,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
                 description.write_text(json.dumps(identity), encoding="utf-8")
         # nothing is held back that could fail once more when it is closed
         file = (partial if writing else Path(os.devnull)).open("ab", buffering=0)
-    start = gathered("predicted", start)[0]
+    start = process_allgather("predicted", start)[0]
     done(start)
     with stop_on_signal(note) as stop, file:
         try:
@@ -188,7 +188,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
         if writing:
             partial.replace(output)
             description.unlink()
-    gathered("predictions written")
+    process_allgather("predictions written")
 
 
 def _line(index: int, example: Example, prediction: Any, job: Job) -> bytes:

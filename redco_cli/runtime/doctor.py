@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from redco_cli.runtime.cache import cache_directory
-from redco_cli.runtime.peers.cluster import recognised
+from redco_cli.runtime.peers.cluster import detect_cluster
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "transformers", "datasets", "numpy")
 EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb", "digits": "sklearn"}
@@ -47,7 +47,7 @@ def examine() -> dict[str, Any]:
 
 def _processes() -> str:
     """What `redco train` would take this process for, without meeting the others."""
-    cluster = recognised(os.environ)
+    cluster = detect_cluster(os.environ)
     return "this one alone" if cluster is None else str(cluster)
 
 

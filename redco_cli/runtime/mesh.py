@@ -56,27 +56,27 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def over_data(mesh: Mesh, dim: int = 0) -> NamedSharding:
+def batch_sharding(mesh: Mesh, dim: int = 0) -> NamedSharding:
     """The sharding of an array whose `dim` is split as batches are."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * dim, BATCH_AXES))
 
 
 @functools.cache
-def own_rows(mesh: Mesh, size: int) -> tuple[int, ...]:
+def local_rows(mesh: Mesh, size: int) -> tuple[int, ...]:
     """The rows of a batch of `size` examples that the devices of this process hold, ascending."""
-    indices = over_data(mesh).addressable_devices_indices_map((size,)).values()
+    indices = batch_sharding(mesh).addressable_devices_indices_map((size,)).values()
     return tuple(sorted({row for index in indices for row in range(*_only(index).indices(size))}))
 
 
 @functools.cache
 def counted_rows(mesh: Mesh, size: int) -> tuple[bool, ...]:
-    """Of each of `own_rows`, whether this process counts it: those of several processes are counted by the first."""
+    """Of each of `local_rows`, whether this process counts it: those of several processes are counted by the first."""
     first: dict[int, int] = {}
-    where: Mapping[Any, Any] = over_data(mesh).devices_indices_map((size,))
+    where: Mapping[Any, Any] = batch_sharding(mesh).devices_indices_map((size,))
     for device, index in where.items():
         for row in range(*_only(index).indices(size)):
             first[row] = min(first.get(row, device.process_index), device.process_index)
-    return tuple(first[row] == jax.process_index() for row in own_rows(mesh, size))
+    return tuple(first[row] == jax.process_index() for row in local_rows(mesh, size))
 
 
 def _only(index: tuple[slice, ...] | None) -> slice:
@@ -87,7 +87,7 @@ def put(batch: Mapping[str, Any], sharding: NamedSharding) -> dict[str, jax.Arra
     """Places this process's part of a batch on its devices; does not wait for the copy.
 
     Args:
-        batch: numpy arrays, of the dim that `sharding` splits the rows that `own_rows` says.
+        batch: numpy arrays, of the dim that `sharding` splits the rows that `local_rows` says.
         sharding: of every array in the batch.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-def pretend_devices(count: int) -> None:
+def simulate_devices(count: int) -> None:
     """Makes JAX, when it starts, find so many CPU devices and nothing else."""
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={count}"])

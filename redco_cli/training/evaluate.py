@@ -14,14 +14,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from redco_cli.data.batch import cut
+from redco_cli.data.batch import eval_slices
 from redco_cli.data.loader import eval_batches
 from redco_cli.errors import DataError, RecipeError
-from redco_cli.job import Job, pass_size
+from redco_cli.job import Job, inference_batch_size
 from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Example, Loss, Params
-from redco_cli.runtime.mesh import data_shards, over_data, own_rows, put, replicated
-from redco_cli.runtime.peers.agreement import summed
+from redco_cli.runtime.mesh import batch_sharding, data_shards, local_rows, put, replicated
+from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.runtime.program import Program
 from redco_cli.runtime.stopping.signals import stopping_point
 
@@ -73,22 +73,22 @@ def check_has(values: Mapping[str, float], metric: str, job: Job) -> None:
 def _mean(
     job: Job, mesh: Mesh, step: Program, params: Params, examples: Sequence[Example], done: Callable[[int], None]
 ) -> dict[str, float]:
-    slices = cut(len(examples), pass_size(job, mesh, "eval"), data_shards(mesh))
+    slices = eval_slices(len(examples), inference_batch_size(job, mesh, "eval"), data_shards(mesh))
     sums: dict[str, tuple[float, float]] = {}
     pending: deque[tuple[int, Loss]] = deque()
     batches = eval_batches(
         examples,
         job.collate("eval"),
         slices,
-        functools.partial(own_rows, mesh),
+        functools.partial(local_rows, mesh),
         where=job.collate_place,
         workers=job.recipe.data.workers,
     )
     with closing(batches):
         for part, batch in batches:
             stopping_point()
-            summed("eval batch", batch, 1, job.collate_place)
-            sharding = over_data(mesh) if part.sharded else replicated(mesh)
+            sum_over_processes("eval batch", batch, 1, job.collate_place)
+            sharding = batch_sharding(mesh) if part.sharded else replicated(mesh)
             pending.append((part.stop, step(params, put(batch, sharding))))
             if len(pending) > IN_FLIGHT:
                 _add(sums, *pending.popleft(), done)

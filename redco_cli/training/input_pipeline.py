@@ -15,17 +15,19 @@ from jax.sharding import Mesh
 from redco_cli.data.batch import BatchPlan
 from redco_cli.data.loader import train_batches
 from redco_cli.job import Job, micro_batch_size
-from redco_cli.runtime.mesh import counted_rows, over_data, own_rows, put
-from redco_cli.runtime.peers.agreement import summed
+from redco_cli.runtime.mesh import batch_sharding, counted_rows, local_rows, put
+from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.training.records.metrics import Meter
 
 READ_AHEAD = 2
 """Batches that are on the devices, or on their way, before they are needed."""
-Fed = tuple[dict[str, jax.Array], tuple[int, int | None]]
+DeviceBatch = tuple[dict[str, jax.Array], tuple[int, int | None]]
 """Arrays with leading dims [micro-batches, examples], and how many examples and tokens they hold (None: no tokens)."""
 
 
-def feed(job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: int) -> Generator[Fed, None, None]:
+def device_batches(
+    job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: int
+) -> Generator[DeviceBatch, None, None]:
     """The global batches of `steps`, split over the data axis.
 
     Args:
@@ -36,7 +38,7 @@ def feed(job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: 
     """
     recipe = job.recipe
     micro = micro_batch_size(recipe)
-    plan = BatchPlan(recipe.train.global_batch_size, micro, functools.partial(own_rows, mesh))
+    plan = BatchPlan(recipe.train.global_batch_size, micro, functools.partial(local_rows, mesh))
     counted = np.array(counted_rows(mesh, micro))
     host = train_batches(
         examples,
@@ -50,7 +52,7 @@ def feed(job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: 
         stop_step=steps.stop,
         workers=recipe.data.workers,
     )
-    ahead: deque[Fed] = deque()
+    ahead: deque[DeviceBatch] = deque()
     with closing(host):
         while True:
             while len(ahead) < READ_AHEAD:
@@ -58,8 +60,8 @@ def feed(job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: 
                     batch = next(host, None)
                 if batch is None:
                     break
-                tokens = summed("train batch", batch, 2, job.collate_place, _tokens(batch, counted))
-                ahead.append((put(batch, over_data(mesh, dim=1)), (plan.global_batch_size, tokens)))
+                tokens = sum_over_processes("train batch", batch, 2, job.collate_place, _tokens(batch, counted))
+                ahead.append((put(batch, batch_sharding(mesh, dim=1)), (plan.global_batch_size, tokens)))
             if not ahead:
                 return
             yield ahead.popleft()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redco_cli.console import warn
 from redco_cli.errors import TrainingError
-from redco_cli.runtime.peers.multihost import is_first
+from redco_cli.runtime.peers.multihost import is_main_process
 from redco_cli.training.saving.checkpoint import Checkpoints
 
 _NO_WEIGHT = "no position of the batch carries loss", "look at what collate_fn masks and loss_fn counts"
@@ -14,7 +14,7 @@ _NOT_FINITE = (
 )
 
 
-def judge(step: int, streak: int, weight: float, limit: int, checkpoints: Checkpoints) -> None:
+def handle_skipped_step(step: int, streak: int, weight: float, limit: int, checkpoints: Checkpoints) -> None:
     """Warns of a skipped step, once for all processes.
 
     Args:
@@ -29,7 +29,7 @@ def judge(step: int, streak: int, weight: float, limit: int, checkpoints: Checkp
     """
     reason, remedy = _NO_WEIGHT if weight == 0 else _NOT_FINITE
     if streak < limit:
-        if is_first():
+        if is_main_process():
             warn(f"step {step}: {reason}; the update is skipped ({streak} in a row)")
         return
     checkpoints.wait()

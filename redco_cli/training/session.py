@@ -13,7 +13,7 @@ import jax
 import optax
 
 from redco_cli.console import TrainProgress, note, warn
-from redco_cli.data.stream import is_marked
+from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
 from redco_cli.job import Job
 from redco_cli.placement import Placement
@@ -21,7 +21,7 @@ from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
 from redco_cli.recipe.paths import pin_paths
-from redco_cli.runtime.peers.multihost import is_first, link
+from redco_cli.runtime.peers.multihost import current_connection, is_main_process
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun
@@ -118,7 +118,7 @@ def open_run(
         recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
         _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned))
         _write(start.directory / SHARDING_NAME, json.dumps(placement.plan.described(), indent=1))
-        if is_marked(job.train_examples):
+        if is_seekable(job.train_examples):
             start.checkpoints.position = job.train_examples.journal.saved
             if start.data is not None:
                 job.train_examples.journal.load(start.step, start.data)
@@ -163,7 +163,7 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
             with guarded(f"{job.plugin.file}: run_fn", "run_fn", job.plugin.file):
                 job.plugin.run_fn(run)
     except (PluginError, DataError, RecipeError):
-        if run.step and link() is None:  # a process that fails alone cannot save what the others hold
+        if run.step and current_connection() is None:  # a process that fails alone cannot save what the others hold
             run.save()
         raise
     except (
@@ -199,7 +199,7 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
 
 def _open_recorder(job: Job, start: Start, resolved: Mapping[str, Any]) -> Recorder:
     resumes = start.source is not None
-    if start.put_off and is_first():
+    if start.put_off and is_main_process():
         _forget_evaluation(start.directory / METRICS_NAME, start.step)
     sinks = open_sinks(job.recipe.logging, start.directory, start.step if resumes else None, resolved)
     recorder = Recorder(start.directory, fresh=not resumes, sinks=sinks)
@@ -218,7 +218,7 @@ def _forget_evaluation(path: Path, step: int) -> None:
 
 def _plot(directory: Path) -> None:
     """A picture that cannot be drawn must not hide why a run ended."""
-    if not is_first():
+    if not is_main_process():
         return
     try:
         if (directory / METRICS_NAME).stat().st_size:
@@ -228,7 +228,7 @@ def _plot(directory: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    if not is_first():
+    if not is_main_process():
         return
     temporary = path.with_name(f".{path.name}.new")
     try:

@@ -22,7 +22,7 @@ from redco_cli.planning.choice import arranged
 from redco_cli.recipe.load import load_recipe
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import StopRequest
-from redco_cli.training.input_pipeline import feed
+from redco_cli.training.input_pipeline import device_batches
 from redco_cli.training.loop import TrainingRun
 from redco_cli.training.records.metrics import Meter
 from redco_cli.training.saving.resume import Start, open_output, output_directory
@@ -71,7 +71,7 @@ def main() -> None:
         directory = output_directory(job.recipe.output_dir, "output_dir")
         open_output(directory, "output_dir")
         start = Start(directory, own_checkpoints(directory, job.recipe))
-        fed = feed(job, placement.mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
+        fed = device_batches(job, placement.mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
         batches = [batch for batch, _ in fed]
         progress = TrainProgress(timeline.steps, console=open_console(log, terminal=False))
         with (

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_cli.data.batch import BatchPlan, Slice, check_batch, cut
+from redco_cli.data.batch import BatchPlan, Slice, check_batch, eval_slices
 from redco_cli.errors import DataError, PluginError
 
 WHERE = "plugins/p.py:3: collate_fn"
@@ -38,7 +38,7 @@ def test_a_plan_that_does_not_divide_is_refused():
 @given(n=st.integers(0, 200), shards=st.integers(1, 9), per_shard=st.integers(1, 6))
 def test_cut_tiles_every_example_exactly_once(n, shards, per_shard):
     batch_size = shards * per_shard
-    slices = cut(n, batch_size, shards)
+    slices = eval_slices(n, batch_size, shards)
     assert [index for part in slices for index in range(part.start, part.stop)] == list(range(n))
     sharded = [part.stop - part.start for part in slices if part.sharded]
     alone = [part.stop - part.start for part in slices if not part.sharded]
@@ -51,7 +51,7 @@ def test_cut_tiles_every_example_exactly_once(n, shards, per_shard):
 
 
 def test_cut_of_an_uneven_end():
-    assert cut(30, 16, 8) == [
+    assert eval_slices(30, 16, 8) == [
         Slice(0, 16, True),
         Slice(16, 24, True),
         Slice(24, 26, False),
@@ -62,7 +62,7 @@ def test_cut_of_an_uneven_end():
 
 def test_cut_needs_a_batch_that_divides():
     with pytest.raises(ValueError, match="a batch of 6 does not divide over 4 shards"):
-        cut(10, 6, 4)
+        eval_slices(10, 6, 4)
 
 
 def test_wide_numbers_are_narrowed_and_others_left_alone():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redco_cli.data.batch import BatchPlan, cut
+from redco_cli.data.batch import BatchPlan, eval_slices
 from redco_cli.data.loader import eval_batches, order, predict_batches, train_batches
 from redco_cli.data.source import load_source
 from redco_cli.errors import DataError, PluginError
@@ -341,7 +341,7 @@ def test_loaded_data_comes_in_the_same_order_as_a_list_or_any_other_stream(tmp_p
 @given(n=st.integers(1, 50), processes=st.sampled_from([1, 2, 4]), per_shard=st.integers(1, 3))
 def test_evaluation_covers_every_example_once_over_all_processes(n, processes, per_shard):
     shards = 4
-    cuts = cut(n, shards * per_shard, shards)
+    cuts = eval_slices(n, shards * per_shard, shards)
     parts = [part(p, processes) for p in range(processes)]
     runs = [list(eval_batches(rows(n), collate, cuts, own, where=WHERE, workers=2)) for own in parts]
     covered = []

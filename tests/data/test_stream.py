@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from redco_cli.data.batch import BatchPlan
 from redco_cli.data.loader import train_batches
 from redco_cli.data.source import load_source
-from redco_cli.data.stream import Journal, Order, Reading
+from redco_cli.data.stream import Journal, ShuffledStream, ShuffleOrder
 from redco_cli.errors import DataError
 from redco_cli.recipe.schema import SourceSection
 
@@ -66,7 +66,7 @@ def ids(examples, batch=4, *, start=0, stop, buffer=7, seed=0, shuffle=True):
 
 def naive(n, buffer, seed, epoch):
     """An epoch as the docstring of the module tells it, example by example."""
-    order = Order(seed, buffer)
+    order = ShuffleOrder(seed, buffer)
     places, held = order.places(epoch, 0), list(range(min(n, buffer)))
     for number in range(buffer, n):
         place = next(places)
@@ -82,9 +82,9 @@ def test_a_stream_goes_on_from_any_place(n, buffer, at, seed):
     """In the middle of an epoch, in what is left at its end, between two, and where the buffer holds all of it."""
     journal = Journal()
     journal.begin(seed, buffer)
-    whole = Reading(Numbers(n, journal), Order(seed, buffer), 1, None)
+    whole = ShuffledStream(Numbers(n, journal), ShuffleOrder(seed, buffer), 1, None)
     expected = [example["id"] for example in itertools.islice(whole, at)]
-    journal.mark(9, whole.place)
+    journal.mark(9, whole.position)
     after = [example["id"] for example in itertools.islice(whole, 60)]
     epochs = [list(naive(n, buffer, seed, epoch)) if buffer else list(range(n)) for epoch in range(760 // n + 1)]
     assert expected + after == list(itertools.chain(*epochs))[: at + 60]
@@ -93,14 +93,14 @@ def test_a_stream_goes_on_from_any_place(n, buffer, at, seed):
     resumed = Numbers(n)
     resumed.journal.load(9, saved)
     assert resumed.journal.saved(9) == saved
-    reading = Reading(resumed, Order(seed, buffer), 1, resumed.journal.place(9))
+    reading = ShuffledStream(resumed, ShuffleOrder(seed, buffer), 1, resumed.journal.position(9))
     assert [example["id"] for example in itertools.islice(reading, 60)] == after
 
 
 @settings(deadline=None, max_examples=30)
 @given(size=st.integers(1, 50), draws=st.integers(0, 40_000), epoch=st.integers(0, 3))
 def test_what_the_buffer_holds_is_known_without_drawing(size, draws, epoch):
-    order, held = Order(3, size), list(range(size))
+    order, held = ShuffleOrder(3, size), list(range(size))
     for number, place in enumerate(itertools.islice(order.places(epoch, 0), draws), size):
         held[place] = number
     assert order.held(epoch, draws) == held
@@ -109,7 +109,7 @@ def test_what_the_buffer_holds_is_known_without_drawing(size, draws, epoch):
 def test_the_order_of_a_seed_never_changes():
     assert list(naive(12, 5, 3, 0)) == [0, 4, 5, 7, 2, 1, 9, 8, 10, 3, 11, 6]
     assert list(naive(12, 5, 3, 1)) == [0, 4, 6, 5, 8, 1, 9, 11, 3, 7, 2, 10]
-    assert list(itertools.islice(Order(3, 1000).places(2, 2**14 - 2), 4)) == [353, 66, 828, 210]
+    assert list(itertools.islice(ShuffleOrder(3, 1000).places(2, 2**14 - 2), 4)) == [353, 66, 828, 210]
 
 
 def test_to_go_on_costs_no_more_however_much_was_read():

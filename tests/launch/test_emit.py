@@ -7,7 +7,7 @@ import yaml
 
 from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from redco_cli.launch.emit import submission
-from redco_cli.runtime.peers.cluster import Cluster, recognised, timeout
+from redco_cli.runtime.peers.cluster import Cluster, detect_cluster, timeout
 
 COMMAND = ["train", "my recipe.yaml", "train.steps=10"]
 MARGIN = 90  # seconds: Slurm sends a signal up to 60 s early, and what comes after a stop takes some as well
@@ -65,7 +65,7 @@ def test_a_jobset_gives_each_process_what_it_is_recognised_by():
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
     environ = {one["name"]: one["value"] for one in container["env"]} | {"JOB_COMPLETION_INDEX": "3"}
     name, group = job["metadata"]["name"], job["spec"]["replicatedJobs"][0]["name"]
-    assert recognised(environ) == Cluster("Kubernetes", f"{name}-{group}-0-0.{name}:8476", 4, 3, None)
+    assert detect_cluster(environ) == Cluster("Kubernetes", f"{name}-{group}-0-0.{name}:8476", 4, 3, None)
     assert "resources" not in jobset(None)[1]["template"]["spec"]["containers"][0]
 
 

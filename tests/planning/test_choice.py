@@ -75,10 +75,10 @@ def test_plenty_of_memory_changes_nothing_but_the_mesh(devices_have, capsys: pyt
 def test_processes_choose_for_the_least_of_their_memories(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(choice, "gathered", lambda name, value: [PLENTY, TIGHT])
+    monkeypatch.setattr(choice, "process_allgather", lambda name, value: [PLENTY, TIGHT])
     arranged(job_of())
     assert f" of {format_bytes(TIGHT)} per device by plan" in capsys.readouterr().err
-    monkeypatch.setattr(choice, "gathered", lambda name, value: [PLENTY, None])
+    monkeypatch.setattr(choice, "process_allgather", lambda name, value: [PLENTY, None])
     job = job_of()
     assert arranged(job)[0] is job
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_cli.planning.parameter_groups import fold
+from redco_cli.planning.parameter_groups import group_parameters
 from redco_cli.planning.report import Choice, Memory, as_json, build_report, report_schema
 from tests.planning.plans import (
     COLLECTIVES,
@@ -40,14 +40,14 @@ def unfolded(pattern):
 
 
 def patterns(rows, **options):
-    return [group.path for group in fold(rows, MESH, **options)]
+    return [group.path for group in group_parameters(rows, MESH, **options)]
 
 
 # ---------------------------------------------------------------- folding
 
 
 def test_a_gpt2_of_24_layers_is_fourteen_groups():
-    groups = fold(gpt2_rows(layers=24), MESH)
+    groups = group_parameters(gpt2_rows(layers=24), MESH)
     assert [(group.path.removeprefix("params/transformer/"), group.count) for group in groups] == [
         ("h/{0..23}/attn/c_attn/bias", 24),
         ("h/{0..23}/attn/c_attn/kernel", 24),
@@ -67,7 +67,7 @@ def test_a_gpt2_of_24_layers_is_fourteen_groups():
 
 
 def test_a_group_says_all_of_its_parameters():
-    group = fold(gpt2_rows(layers=24), MESH)[1]
+    group = group_parameters(gpt2_rows(layers=24), MESH)[1]
     assert dataclasses.asdict(group) == {
         "path": "params/transformer/h/{0..23}/attn/c_attn/kernel",
         "count": 24,
@@ -86,7 +86,7 @@ def test_a_group_says_all_of_its_parameters():
 
 @pytest.mark.parametrize("rows", [gpt2_rows(), stacked_rows()])
 def test_nothing_is_lost_or_counted_twice(rows):
-    groups, plan = fold(rows, MESH), plan_of(rows)
+    groups, plan = group_parameters(rows, MESH), plan_of(rows)
     assert sum(group.count for group in groups) == len(rows)
     assert sum(group.bytes for group in groups) == plan.bytes
     assert sum(group.bytes_per_device for group in groups) == plan.bytes_per_device
@@ -141,7 +141,7 @@ def test_signs_in_names_are_no_numbers():
 @given(st.sets(st.tuples(st.integers(0, 6), st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=40))
 def test_any_set_of_numbered_paths_unfolds_to_itself(numbers):
     rows = [row(f"a/{a}/b_{b}/c{c}", (8,)) for a, b, c in numbers]
-    groups = fold(rows, MESH)
+    groups = group_parameters(rows, MESH)
     assert sorted(path for group in groups for path in unfolded(group.path)) == sorted(one.path for one in rows)
     assert [group.count for group in groups] == [len(unfolded(group.path)) for group in groups]
 
@@ -150,7 +150,7 @@ def test_any_set_of_numbered_paths_unfolds_to_itself(numbers):
 
 
 def layers_by_path(rows, **options):
-    return {group.path: group.layers for group in fold(rows, MESH, **options)}
+    return {group.path: group.layers for group in group_parameters(rows, MESH, **options)}
 
 
 def test_stacked_layers_are_seen_in_their_common_leading_dim():
@@ -212,22 +212,22 @@ def test_who_knows_the_stacks_says_so():
     ],
 )
 def test_kinds_of_splits(shape, spec, reason, split):
-    assert [group.split for group in fold([row("w", shape, spec, reason)], MESH)] == [split]
+    assert [group.split for group in group_parameters([row("w", shape, spec, reason)], MESH)] == [split]
 
 
 def test_what_is_gathered_for_use_is_not_split_over_tensor():
     stored = row("w", (8, 8), ["tensor"], "table that is only looked up; stored in shards, gathered where used")
     whole = dataclasses.replace(stored, gathered=type(stored.gathered)())
-    assert [group.split for group in fold([whole], MESH)] == ["fsdp"]
+    assert [group.split for group in group_parameters([whole], MESH)] == ["fsdp"]
 
 
 def test_the_layer_dim_does_not_make_columns_rows():
-    splits = {group.path.split("layers/")[-1]: group.split for group in fold(stacked_rows(), MESH)}
+    splits = {group.path.split("layers/")[-1]: group.split for group in group_parameters(stacked_rows(), MESH)}
     assert splits["attention/output/kernel"] == splits["mlp/down/kernel"] == "rows"
     assert splits["attention/query/kernel"] == splits["mlp/up/kernel"] == "columns"
     assert splits["params/head/kernel"] == splits["params/decoder/embed/embedding"] == "vocabulary"
     without = [dataclasses.replace(one, reason="") for one in stacked_rows()]
-    splits = {group.path.split("layers/")[-1]: group.split for group in fold(without, MESH)}
+    splits = {group.path.split("layers/")[-1]: group.split for group in group_parameters(without, MESH)}
     assert (splits["mlp/down/kernel"], splits["mlp/up/kernel"]) == ("rows", "columns")
 
 
@@ -318,7 +318,7 @@ def test_the_document_says_what_the_report_does():
 def test_everything_in_the_schema_is_described():
     schema = report_schema()
     parts = {"Report": schema, **schema["$defs"]}
-    assert set(parts) == {"Report", "Choice", "Compiled", "Group", "Memory", "Collective"}
+    assert set(parts) == {"Report", "Choice", "Compiled", "ParameterGroup", "Memory", "Collective"}
     bare = [
         f"{name}.{key}"
         for name, part in parts.items()
@@ -327,4 +327,4 @@ def test_everything_in_the_schema_is_described():
     ]
     assert bare == []
     assert parts["Collective"]["properties"]["bytes"]["description"].startswith("result bytes on one device")
-    assert parts["Group"]["properties"]["split"]["description"].endswith("whole on every device.")
+    assert parts["ParameterGroup"]["properties"]["split"]["description"].endswith("whole on every device.")

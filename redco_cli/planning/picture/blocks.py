@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redco_cli.planning.parameter_groups import Group
+from redco_cli.planning.parameter_groups import ParameterGroup
 
 _INPUT = re.compile(r"embed|wte|wpe|shared|patch|conv|position|cls_token")
 _OUTPUT = re.compile(r"lm_head|embed_out|classifier|score|qa_outputs|proj_out|head|cls|pooler")
@@ -33,16 +33,16 @@ class Block:
 
     title: str
     repeats: int
-    groups: tuple[tuple[str, Group], ...]
+    groups: tuple[tuple[str, ParameterGroup], ...]
 
 
-def blocks(groups: Sequence[Group]) -> list[Block]:
+def blocks(groups: Sequence[ParameterGroup]) -> list[Block]:
     """The blocks of a model, input first."""
     if not groups:
         return []
     root = _shared([group.path for group in groups])
     stacks = _stacks(groups)
-    found: dict[tuple[int, int, str], list[Group]] = defaultdict(list)
+    found: dict[tuple[int, int, str], list[ParameterGroup]] = defaultdict(list)
     for group in groups:
         prefix = _layer(group, stacks)
         found[(*_place(group.path, prefix is not None), prefix or "")].append(group)
@@ -50,7 +50,7 @@ def blocks(groups: Sequence[Group]) -> list[Block]:
     return [_block(key[1], key[2], root, found[key]) for key in sorted(found, key=lambda key: (*key[:2], first[key]))]
 
 
-def _block(rank: int, prefix: str, root: str, inside: Sequence[Group]) -> Block:
+def _block(rank: int, prefix: str, root: str, inside: Sequence[ParameterGroup]) -> Block:
     if not prefix:
         side = [one for one in ("encoder", "decoder") if f"/{one}/" in f"/{inside[0].path}"]
         return Block(": ".join([*side, _TITLES[rank]]), 1, tuple((group.path[len(root) :], group) for group in inside))
@@ -71,7 +71,7 @@ def _place(path: str, is_layer: bool) -> tuple[int, int]:
     return side, 2
 
 
-def _layer(group: Group, stacks: Sequence[str]) -> str | None:
+def _layer(group: ParameterGroup, stacks: Sequence[str]) -> str | None:
     """The path of the layer that a group belongs to."""
     if group.layers:
         return next((prefix for prefix in stacks if group.path.startswith(f"{prefix}/")), posixpath.dirname(group.path))
@@ -85,7 +85,7 @@ def _is_layer(piece: str, levels_below: int) -> bool:
     return piece.isdigit() or piece.startswith("{") or ("{" in piece and levels_below > 1)
 
 
-def _stacks(groups: Sequence[Group]) -> list[str]:
+def _stacks(groups: Sequence[ParameterGroup]) -> list[str]:
     """Paths below which every group is stacked in as many layers, the shortest first."""
     below: dict[str, set[int]] = defaultdict(set)
     for group in groups:

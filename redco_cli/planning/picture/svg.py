@@ -45,7 +45,7 @@ text{font-family:system-ui,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;f
 """
 
 
-def svg(report: Report) -> str:
+def render_svg(report: Report) -> str:
     """The picture of a report: a whole SVG document that refers to nothing outside itself."""
     root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img"})
     add(root, "title", f"{report.model} on {report.devices} devices")
@@ -121,13 +121,13 @@ def _legend() -> Drawn:
 
 
 def write_picture(report: Report, file: Path) -> None:
-    """Writes `svg(report)` to a file.
+    """Writes `render_svg(report)` to a file.
 
     Raises:
         StorageError: it cannot be written.
     """
     try:
-        file.write_text(svg(report), encoding="utf-8")
+        file.write_text(render_svg(report), encoding="utf-8")
     except OSError as error:
         raise StorageError(
             str(file), f"cannot be written: {error.strerror or error}", "give another --svg FILE"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from redco_cli.console.plan import TIMES, format_bytes, sizes_text, spec_text
-from redco_cli.planning.parameter_groups import Group
+from redco_cli.planning.parameter_groups import ParameterGroup
 from redco_cli.planning.picture.blocks import Block
 from redco_cli.sharding.plan import FSDP, TENSOR
 
@@ -40,7 +40,7 @@ class Tile:
         lines: of text: its path within its block, how it is cut, what a device holds.
     """
 
-    group: Group
+    group: ParameterGroup
     width: float
     height: float
     cuts: tuple[int, int]
@@ -60,7 +60,7 @@ def text_width(text: str, size: float = 12) -> float:
     return 0.6 * size * len(text)
 
 
-def bytes_of_one(group: Group) -> float:
+def bytes_of_one(group: ParameterGroup) -> float:
     """Bytes of one parameter of one layer."""
     return group.bytes / group.count / max(group.layers, 1)
 
@@ -102,7 +102,7 @@ def panel(block: Block, scale: float, width: float) -> Drawn:
     return drawn, y + sheets * _STEP
 
 
-def _tile(label: str, group: Group, repeats: int, scale: float) -> Tile:
+def _tile(label: str, group: ParameterGroup, repeats: int, scale: float) -> Tile:
     one = _without_layers(group)
     rows, columns, cuts = _as_matrix(one)
     ratio = min(max(columns / max(rows, 1), 0.6), 4)
@@ -116,7 +116,7 @@ def _tile(label: str, group: Group, repeats: int, scale: float) -> Tile:
     return Tile(group, width, height, cuts, lines)
 
 
-def _without_layers(group: Group) -> Group:
+def _without_layers(group: ParameterGroup) -> ParameterGroup:
     """What one layer has of a group."""
     if not group.layers:
         return group
@@ -124,7 +124,7 @@ def _without_layers(group: Group) -> Group:
     return dataclasses.replace(group, layers=0, shape=shape, spec=spec, gathered=gathered, parts=parts)
 
 
-def _as_matrix(group: Group) -> tuple[int, int, tuple[int, int]]:
+def _as_matrix(group: ParameterGroup) -> tuple[int, int, tuple[int, int]]:
     """Rows, columns and the cuts of both, of dims that are joined to what is closest to a square."""
     shape, parts = group.shape, group.parts
     if len(shape) < 2:

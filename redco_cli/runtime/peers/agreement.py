@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from redco_cli.errors import PluginError
-from redco_cli.runtime.peers.multihost import gathered, link
+from redco_cli.runtime.peers.multihost import current_connection, process_allgather
 
 
-def summed(name: str, batch: Mapping[str, Any], dims: int, where: str, count: int | None = None) -> int | None:
+def sum_over_processes(
+    name: str, batch: Mapping[str, Any], dims: int, where: str, count: int | None = None
+) -> int | None:
     """The sum of a count over all processes, of which each has made its share of one batch.
 
     Args:
-        name: which kind of batch; see `Link.gather`.
+        name: which kind of batch; see `Connection.gather`.
         batch: numpy arrays with the rows of this process.
         dims: how many of the leading dims count examples, and may differ.
         where: the place of `collate_fn`.
@@ -22,10 +24,10 @@ def summed(name: str, batch: Mapping[str, Any], dims: int, where: str, count: in
     Raises:
         PluginError: on all processes, when the examples of some have another shape.
     """
-    if link() is None:
+    if current_connection() is None:
         return count
     mine = {key: f"{list(leaf.shape[dims:])} {leaf.dtype}" for key, leaf in batch.items()}
-    every = gathered(name, {"shapes": mine, "count": count})
+    every = process_allgather(name, {"shapes": mine, "count": count})
     first = every[0]["shapes"]
     for process, other in enumerate(every):
         for key in {**first, **other["shapes"]}:

@@ -57,7 +57,7 @@ class Cluster:
         return int(self.coordinator.rpartition(":")[2])
 
 
-def recognised(environ: Mapping[str, str]) -> Cluster | None:
+def detect_cluster(environ: Mapping[str, str]) -> Cluster | None:
     """The processes that the environment speaks of; None for a process alone.
 
     Raises:

@@ -19,7 +19,7 @@ _GRACE = 1.5  # seconds in which this process may end by itself, with a reason o
 
 
 @dataclass(frozen=True)
-class End:
+class PeerFailure:
     """Why this run cannot go on: another process left, or is gone.
 
     Attributes:
@@ -39,21 +39,21 @@ class End:
         return error
 
 
-class Link:
-    """The connection to the hub."""
+class Connection:
+    """The connection to the server."""
 
     def __init__(self, wire: Wire, process: int, processes: int, coordinator: str, patience: float) -> None:
         """Does not listen yet.
 
         Args:
-            wire: connected to the hub, which has let everyone go.
+            wire: connected to the server, which has let everyone go.
             process: which one this is.
             processes: how many there are.
             coordinator: where process 0 is, for errors.
             patience: seconds of silence after which it is taken for dead.
         """
         self.process, self.processes = process, processes
-        self.end: End | None = None
+        self.failure: PeerFailure | None = None
         self.frozen: int | None = None
         self.stop_at: int | None = None
         self.on_freeze: Callable[[int, int], int] = lambda _code, _process: 0
@@ -64,13 +64,13 @@ class Link:
         self._calls: Counter[str] = Counter()
         self._leaving, self._heard = threading.Event(), threading.Event()
 
-    def listen(self, give_up: Callable[[End], None]) -> None:
+    def listen(self, give_up: Callable[[PeerFailure], None]) -> None:
         """Begins to listen, in a thread.
 
         Args:
             give_up: called when the run cannot go on and this process does not end by itself.
         """
-        threading.Thread(target=self._listen, args=(give_up,), daemon=True, name="redco-link").start()
+        threading.Thread(target=self._listen, args=(give_up,), daemon=True, name="redco-connection").start()
 
     def gather(self, name: str, value: Any) -> list[Any]:
         """The value of every process, in their order. All must call it; the n-th calls with one name belong together.
@@ -88,21 +88,21 @@ class Link:
         key = f"{name} {number}"
         self._wire.send(op="gather", name=key, value=value)
         with self._changed:
-            self._changed.wait_for(lambda: key in self._gathered or self.end is not None)
+            self._changed.wait_for(lambda: key in self._gathered or self.failure is not None)
             if key not in self._gathered:
-                assert self.end is not None
-                raise self.end.error()
+                assert self.failure is not None
+                raise self.failure.error()
             return self._gathered.pop(key)
 
-    def ask_stop(self, code: int) -> None:
+    def request_stop(self, code: int) -> None:
         """Asks all processes to agree on where to stop; only the first of all requests counts."""
         self._wire.send(op="stop", code=code)
 
-    def wait_for_end(self, seconds: float) -> End | None:
+    def wait_for_failure(self, seconds: float) -> PeerFailure | None:
         """Why the run cannot go on, if that becomes known in so many seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self.end is not None, seconds)
-            return self.end
+            self._changed.wait_for(lambda: self.failure is not None, seconds)
+            return self.failure
 
     def leave(self, *, peaceful: bool, code: int = 0, reason: str = "") -> None:
         """Says good-bye: from now on, what happens to the others does not matter here.
@@ -121,7 +121,7 @@ class Link:
         self._leaving.set()
         self._wire.close()
 
-    def _listen(self, give_up: Callable[[End], None]) -> None:
+    def _listen(self, give_up: Callable[[PeerFailure], None]) -> None:
         end = None
         try:
             for message in self._wire.messages(self._patience):
@@ -129,16 +129,16 @@ class Link:
                 if end is not None:
                     break
         except TimeoutError:
-            end = End(f"process 0 {SILENT.format(seconds=self._patience)}")
-        end = end or End(f"process 0 is gone: its connection {self._coordinator} ended")
+            end = PeerFailure(f"process 0 {SILENT.format(seconds=self._patience)}")
+        end = end or PeerFailure(f"process 0 is gone: its connection {self._coordinator} ended")
         self._heard.set()
         with self._changed:
-            self.end = end
+            self.failure = end
             self._changed.notify_all()
         if not self._leaving.wait(_GRACE if end.is_said else 0):
             give_up(end)
 
-    def _handle(self, message: Message) -> End | None:
+    def _handle(self, message: Message) -> PeerFailure | None:
         op = message.get("op")
         if op == "gathered":
             with self._changed:
@@ -151,7 +151,7 @@ class Link:
             self.stop_at = message["point"]
             self.on_stop(message["point"])
         elif op == "lost":
-            return End(message["reason"])
+            return PeerFailure(message["reason"])
         elif op == "left" and message["peaceful"]:
             self._leaving.set()  # all have come to the end
             if message["process"] == self.process:
@@ -159,5 +159,7 @@ class Link:
         elif op == "left" and message["process"] == self.process:
             self._heard.set()
         elif op == "left":
-            return End(f"process {message['process']} ended: {message['reason']}", message["code"], is_said=True)
+            return PeerFailure(
+                f"process {message['process']} ended: {message['reason']}", message["code"], is_said=True
+            )
         return None

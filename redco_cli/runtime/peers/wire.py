@@ -46,7 +46,7 @@ class Wire:
                 return False
         return True
 
-    def beat(self) -> None:
+    def start_heartbeat(self) -> None:
         """From now on says every two seconds that this process is alive; in a thread."""
 
         def beating() -> None:

@@ -16,13 +16,14 @@ from typing import Any
 
 from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
 from redco_cli.runtime.peers.cluster import Cluster
-from redco_cli.runtime.peers.connection import Link
+from redco_cli.runtime.peers.connection import Connection
 from redco_cli.runtime.peers.wire import Message, Wire
-from redco_cli.runtime.rendezvous.server import Hub
-from redco_cli.runtime.stopping.signals import AT_ONCE, Early
+from redco_cli.runtime.rendezvous.server import RendezvousServer
+from redco_cli.runtime.stopping.signals import AT_ONCE, EarlyStop
 
-_RETRY, _PATIENCE = 0.3, 5.0  # seconds between two attempts, and beyond the time-out for the hub to say what is wrong
-_LAST_WORDS = 12.0  # seconds in which a process that was asked to stop lets the others know: the hub lingers
+_RETRY = 0.3  # seconds between two attempts
+_PATIENCE = 5.0  # seconds beyond the time-out for the server to say what is wrong
+_LAST_WORDS = 12.0  # seconds in which a process that was asked to stop lets the others know: the server lingers
 VERSIONED = ("redco", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 """Packages of which all processes must have the same version."""
 
@@ -38,7 +39,7 @@ def facts(cluster: Cluster, recipe: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float, early: Early) -> Link:
+def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float, early: EarlyStop) -> Connection:
     """Waits until all processes have come and agree.
 
     Args:
@@ -58,12 +59,12 @@ def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float, early: Earl
     come: list[Wire] = []
     early.tell = lambda reason, code: _excuse(cluster, come, reason, code)
     if cluster.process == 0:
-        _open_hub(cluster, seconds)
+        _open_server(cluster, seconds)
     wire = _come(cluster, known, deadline, seconds)
     come.append(wire)
     message = _answer(wire, max(deadline - time.monotonic(), 0.0) + _PATIENCE)
     if message.get("op") == "go":
-        return Link(wire, cluster.process, cluster.processes, cluster.coordinator, seconds)
+        return Connection(wire, cluster.process, cluster.processes, cluster.coordinator, seconds)
     wire.close()
     if message.get("op") == "refused":
         refused = RedcoError(str(cluster), message["problem"], message["remedy"])
@@ -74,37 +75,37 @@ def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float, early: Earl
 
 
 def _come(cluster: Cluster, known: Mapping[str, Any], deadline: float, seconds: float, **more: Any) -> Wire:
-    """Says hello to the hub, and more."""
+    """Says hello to the server, and more."""
     wire = Wire(_connect(cluster, deadline, seconds))
     at = f"{socket.gethostname()}, process id {os.getpid()}"
     left = max(deadline - time.monotonic(), 0.0)
     hello = {"process": cluster.process, "processes": cluster.processes, "at": at, "seconds": left, **more}
     wire.send(op="hello", facts=dict(known), **hello)
-    wire.beat()
+    wire.start_heartbeat()
     return wire
 
 
 def _excuse(cluster: Cluster, come: Sequence[Wire], reason: str, code: int) -> None:
-    """Tells the hub that this process, which may not have come yet, was asked to stop; time for all to hear of it."""
+    """Tells the server, perhaps not reached yet, that this process was asked to stop; time for all to hear of it."""
     stopped, seconds = {"code": code, "reason": reason}, AT_ONCE if code == EXIT_INTERRUPTED else _LAST_WORDS
     if come:
         come[0].send(op="leave", peaceful=False, **stopped)
-        time.sleep(seconds)  # in which this process ends by what the hub answers
+        time.sleep(seconds)  # in which this process ends by what the server answers
         return
     with contextlib.suppress(RedcoError):
         _answer(_come(cluster, {}, time.monotonic() + seconds, seconds, stopped=stopped), seconds)
 
 
 def _answer(wire: Wire, seconds: float) -> Message:
-    """What the hub says; nothing when it does not, or what is there is none."""
+    """What the server says; nothing when it does not, or what is there is none."""
     try:
         return wire.receive(seconds) or {}
     except TimeoutError:
         return {}
 
 
-def _open_hub(cluster: Cluster, seconds: float) -> None:
-    """Opens the hub, unless the port is taken: if by another process 0, that one tells."""
+def _open_server(cluster: Cluster, seconds: float) -> None:
+    """Opens the server, unless the port is taken: if by another process 0, that one tells."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         listener = socket.create_server(
@@ -116,7 +117,7 @@ def _open_hub(cluster: Cluster, seconds: float) -> None:
             return
         problem = f"port {cluster.port + 1} cannot be listened at: {error.strerror or error}"
         raise RedcoError(str(cluster), problem, "choose another port: REDCO_COORDINATOR=host:port") from None
-    Hub(listener, cluster.processes, seconds)
+    RendezvousServer(listener, cluster.processes, seconds)
 
 
 def _connect(cluster: Cluster, deadline: float, seconds: float) -> socket.socket:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 
 from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, Interrupted, RedcoError, Requeue
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.runtime.peers.cluster import Cluster, recognised, timeout
-from redco_cli.runtime.peers.connection import End, Link
-from redco_cli.runtime.peers.multihost import linked
+from redco_cli.runtime.peers.cluster import Cluster, detect_cluster, timeout
+from redco_cli.runtime.peers.connection import Connection, PeerFailure
+from redco_cli.runtime.peers.multihost import connected
 from redco_cli.runtime.rendezvous.client import facts, meet
 from redco_cli.runtime.rendezvous.relay import open_relay
-from redco_cli.runtime.stopping.signals import AT_ONCE, Early, end_now, stop_at_once
+from redco_cli.runtime.stopping.signals import AT_ONCE, EarlyStop, end_now, stop_at_once
 
 _HEARTBEAT = 100  # seconds that JAX waits longer than the link, which says what happened
 _LAST = 10.0  # seconds in which a process that failed must end
@@ -49,7 +49,7 @@ def joined(
         RedcoError: the processes do not meet, or differ.
     """
     with stop_at_once(show) as early, contextlib.ExitStack() as stack:
-        cluster = recognised(os.environ)
+        cluster = detect_cluster(os.environ)
         if cluster is None:
             with _ending_soon():
                 yield
@@ -58,7 +58,7 @@ def joined(
         seconds, recipe = timeout(os.environ), loaded.recipe.model_dump(mode="json")
         connection = meet(cluster, facts(cluster, recipe), seconds, early)
         early.tell = lambda reason, code: connection.leave(peaceful=False, code=code, reason=reason)
-        stack.enter_context(linked(connection))
+        stack.enter_context(connected(connection))
         connection.listen(lambda end: _give_up(end, show))
         stack.enter_context(_results_of(cluster.process))
         if cluster.process:
@@ -84,7 +84,7 @@ def _results_of(process: int) -> Iterator[None]:
             os.close(kept)
 
 
-def _start_jax(cluster: Cluster, connection: Link, seconds: float) -> None:
+def _start_jax(cluster: Cluster, connection: Connection, seconds: float) -> None:
     import jax
 
     _put_off_aborts()
@@ -121,7 +121,7 @@ def _put_off_aborts() -> None:
     library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
-def _own_devices(connection: Link) -> list[int] | None:
+def _own_devices(connection: Connection) -> list[int] | None:
     """GPUs of this process where several processes on one machine see the same ones; None for all it sees."""
     hosts = connection.gather("hosts", socket.gethostname())
     here = [process for process, host in enumerate(hosts) if host == hosts[connection.process]]
@@ -135,7 +135,7 @@ def _own_devices(connection: Link) -> list[int] | None:
     return list(range(place * each, (place + 1) * each))
 
 
-def _leave(error: BaseException | None, connection: Link, early: Early) -> None:
+def _leave(error: BaseException | None, connection: Connection, early: EarlyStop) -> None:
     """Parts from the others, in peace or with a reason, and raises it where another process is the cause."""
     early.is_over = True
     if error is None:
@@ -146,7 +146,7 @@ def _leave(error: BaseException | None, connection: Link, early: Early) -> None:
         raise cause from error
 
 
-def _part(connection: Link) -> None:
+def _part(connection: Connection) -> None:
     """The peaceful end: nobody leaves before all have come to it."""
     import jax
 
@@ -155,13 +155,13 @@ def _part(connection: Link) -> None:
     connection.leave(peaceful=True)
 
 
-def _parted(error: BaseException, connection: Link) -> BaseException:
+def _parted(error: BaseException, connection: Connection) -> BaseException:
     """The error to end with: that of another process where it is the cause of this one's."""
     if isinstance(error, Requeue | Interrupted) and connection.stop_at is not None:
         _part(connection)
         return error
     if not isinstance(error, RedcoError | KeyboardInterrupt) or _is_of_a_collective(error):
-        end = connection.wait_for_end(5.0)
+        end = connection.wait_for_failure(5.0)
         if end is not None:
             error = end.error()
     code = error.exit_code if isinstance(error, RedcoError) else EXIT_FAILED
@@ -201,6 +201,6 @@ def _end_within(seconds: float, code: int) -> None:
     watch.start()
 
 
-def _give_up(end: End, show: Callable[[RedcoError], None]) -> None:
+def _give_up(end: PeerFailure, show: Callable[[RedcoError], None]) -> None:
     show(end.error())
     end_now(end.exit_code)

@@ -1,8 +1,9 @@
 """Process 0's side of the meeting of all processes: who has come, whether they agree, and messages among them.
 
-Everyone, process 0 included, connects to the hub and says who it is. When all are there and agree, the hub lets them
-go, and stays: it gathers values, leads the agreement on where to stop (see `signals`), and tells everybody when one has
-left or is gone. When they disagree, or some are missing at the end of the time, it tells everyone why. Imports no JAX.
+Everyone, process 0 included, connects to the server and says who it is. When all are there and agree, the server lets
+them go, and stays: it gathers values, leads the agreement on where to stop (see `stopping.signals`), and tells
+everybody when one has left or is gone. When they disagree, or some are missing at the end of the time, it tells
+everyone why. Imports no JAX.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Refusal:
     """Why the processes cannot begin, what to do about it, and the exit code of each."""
 
     problem: str
@@ -32,7 +33,7 @@ class Verdict:
     code: int = EXIT_FAILED
 
 
-class Hub:
+class RendezvousServer:
     """Listens, in threads that end with the process."""
 
     def __init__(self, listener: socket.socket, processes: int, seconds: float) -> None:
@@ -47,13 +48,13 @@ class Hub:
         self._lock = threading.RLock()
         self._come: list[tuple[Message, Wire]] = []
         self._decided = False
-        self._found: Verdict | None = None
+        self._found: Refusal | None = None
         self._gathering: dict[str, dict[int, Any]] = {}
         self._frozen: dict[int, int] | None = None
         self._gone: set[int] = set()
         self._deadline = math.inf
         self._hurry(seconds)
-        threading.Thread(target=self._accept, daemon=True, name="redco-hub").start()
+        threading.Thread(target=self._accept, daemon=True, name="redco-rendezvous").start()
 
     def _accept(self) -> None:
         while True:
@@ -74,7 +75,7 @@ class Hub:
             return
         with self._lock:
             if self._decided:
-                late = Verdict(
+                late = Refusal(
                     "all have met, or given up, without this process", "was one started twice? give each its id"
                 )
                 wire.send(op="refused", **asdict(late))
@@ -118,7 +119,7 @@ class Hub:
             missing, starts = self._missing(), {(hello["process"], hello["at"]) for hello in hellos}
             if late and found is None:
                 names = ", ".join(map(str, missing))
-                found = Verdict(
+                found = Refusal(
                     f"process{'es' if len(missing) > 1 else ''} {names} of {self._processes} did not come within "
                     f"{self._seconds:g} s",
                     "look at what these print, or whether they were started; REDCO_TIMEOUT=SECONDS waits longer",
@@ -127,7 +128,7 @@ class Hub:
                 self._end()
                 self._tell_all(op="go")
                 for _, wire in self._come:
-                    wire.beat()
+                    wire.start_heartbeat()
             elif found is not None and (late or len(starts) >= self._processes):
                 self._end()
                 self._gone = set(range(self._processes))
@@ -174,17 +175,17 @@ class Hub:
             self._tell_all(**{**message, "op": "left", "process": process})
 
 
-def stopped(hellos: Sequence[Message]) -> Verdict | None:
+def stopped(hellos: Sequence[Message]) -> Refusal | None:
     """That one was asked to stop before all had come; None when none was."""
     for hello in hellos:
         if "stopped" in hello:
             reason, code = hello["stopped"]["reason"], hello["stopped"]["code"]
             problem = f"process {hello['process']} ({hello['at']}) ended before all had met: {reason}"
-            return Verdict(problem, "run the same command to continue", code)
+            return Refusal(problem, "run the same command to continue", code)
     return None
 
 
-def contradiction(hellos: Sequence[Message], processes: int) -> Verdict | None:
+def contradiction(hellos: Sequence[Message], processes: int) -> Refusal | None:
     """What those who have come disagree about; None when they agree.
 
     Args:
@@ -196,10 +197,10 @@ def contradiction(hellos: Sequence[Message], processes: int) -> Verdict | None:
         process = hello["process"]
         if hello["processes"] != processes:
             problem = f"process {process} ({hello['at']}) is one of {hello['processes']} processes, process 0 one of "
-            return Verdict(f"{problem}{processes}", "start all processes with the same count")
+            return Refusal(f"{problem}{processes}", "start all processes with the same count")
         if process in seen:
             problem = f"process {process} was started twice: {seen[process]['at']} and {hello['at']}"
-            return Verdict(problem, f"give each process its own id, from 0 to {processes - 1}")
+            return Refusal(problem, f"give each process its own id, from 0 to {processes - 1}")
         seen[process] = hello
     if len(seen) < processes:
         return None
@@ -214,7 +215,7 @@ def contradiction(hellos: Sequence[Message], processes: int) -> Verdict | None:
         return None
     more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     remedy = "start all with one recipe and one installation"
-    return Verdict(f"the processes differ: {', '.join(wrong[:_SHOWN])}{more}", remedy)
+    return Refusal(f"the processes differ: {', '.join(wrong[:_SHOWN])}{more}", remedy)
 
 
 def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:

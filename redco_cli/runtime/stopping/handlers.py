@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
-HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """The signals that ask a run to end."""
 Handler = Callable[[int, FrameType | None], None]
 
@@ -44,7 +44,7 @@ def _leave_children_alone() -> None:
     def forget() -> None:
         if _active:
             signal.set_wakeup_fd(-1)
-            for number in HEARD:
+            for number in STOP_SIGNALS:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=forget)

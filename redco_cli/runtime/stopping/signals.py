@@ -21,9 +21,9 @@ from types import FrameType
 
 from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoError, Requeue
 from redco_cli.runtime.peers.cluster import timeout
-from redco_cli.runtime.peers.connection import Link
-from redco_cli.runtime.peers.multihost import link as joined_link
-from redco_cli.runtime.stopping.handlers import HEARD, handling
+from redco_cli.runtime.peers.connection import Connection
+from redco_cli.runtime.peers.multihost import current_connection
+from redco_cli.runtime.stopping.handlers import STOP_SIGNALS, handling
 
 AT_ONCE = 3.0
 """Seconds after a second Ctrl-C in which the program may end by itself."""
@@ -43,28 +43,28 @@ class StopRequest:
         is_reached: whether a point to stop at has come; what is left is to save.
     """
 
-    def __init__(self, link: Link | None = None, tell: Callable[[str], None] = lambda _text: None) -> None:
+    def __init__(self, connection: Connection | None = None, tell: Callable[[str], None] = lambda _text: None) -> None:
         """Nothing is asked yet.
 
         Args:
-            link: to the other processes, if there are any.
+            connection: to the other processes, if there are any.
             tell: says to the user what another process was asked.
         """
         self.exit_code: int | None = None
         self._asked: int | None = None
-        self._link, self._tell = link, tell
+        self._connection, self._tell = connection, tell
         self.is_reached = False
         self._point = 0
         self._stop_at: int | None = None
         self._is_frozen, self._code = False, EXIT_REQUEUE
         self._changed = threading.Condition()
         self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put into it whatever is locked
-        if link is not None:
-            link.on_freeze, link.on_stop = self._freeze, self._decided
+        if connection is not None:
+            connection.on_freeze, connection.on_stop = self._freeze, self._decided
             with self._changed:
-                if link.frozen is not None:  # asked before there was anything to stop
-                    self._is_frozen, self._code, self._stop_at = True, link.frozen, link.stop_at
-            threading.Thread(target=self._ask, args=(link,), daemon=True, name="redco-stop").start()
+                if connection.frozen is not None:  # asked before there was anything to stop
+                    self._is_frozen, self._code, self._stop_at = True, connection.frozen, connection.stop_at
+            threading.Thread(target=self._ask, args=(connection,), daemon=True, name="redco-stop").start()
 
     @property
     def is_asked(self) -> bool:
@@ -74,13 +74,13 @@ class StopRequest:
     def ask(self, code: int) -> None:
         """Asks this run to stop. May be called from a signal handler."""
         self._asked = code
-        if self._link is None:
+        if self._connection is None:
             self.exit_code = code
         self._requests.put(code)
 
     def due(self) -> bool:
         """Whether to stop here: the same answer on all processes, which must ask at the same points."""
-        if self._link is None:
+        if self._connection is None:
             self.is_reached = self.exit_code is not None
             return self.is_reached
         with self._changed:
@@ -97,8 +97,8 @@ class StopRequest:
         kind = Interrupted if self.exit_code == EXIT_INTERRUPTED else Requeue
         return kind(where, f"stopped by a signal {problem}", _REMEDY)
 
-    def _ask(self, link: Link) -> None:
-        link.ask_stop(self._requests.get())
+    def _ask(self, connection: Connection) -> None:
+        connection.request_stop(self._requests.get())
 
     def _freeze(self, code: int, process: int) -> int:
         """The first point that is not passed; none is from now on."""
@@ -137,7 +137,7 @@ def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
     Args:
         tell: says to the user that the signal was heard.
     """
-    request = StopRequest(joined_link(), tell)
+    request = StopRequest(current_connection(), tell)
     handled: list[int] = []
 
     def handle(number: int, _frame: FrameType | None) -> None:
@@ -146,7 +146,7 @@ def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
         if number == signal.SIGINT and len(handled) > 1:
             raise KeyboardInterrupt
 
-    with handling(dict.fromkeys(HEARD, handle)), _watching(request, tell):
+    with handling(dict.fromkeys(STOP_SIGNALS, handle)), _watching(request, tell):
         _current.append(request)
         try:
             yield request
@@ -155,7 +155,7 @@ def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
 
 
 @dataclass
-class Early:
+class EarlyStop:
     """What signals do before there is anything to save.
 
     Attributes:
@@ -168,7 +168,7 @@ class Early:
 
 
 @contextlib.contextmanager
-def stop_at_once(show: Callable[[RedcoError], None]) -> Iterator[Early]:
+def stop_at_once(show: Callable[[RedcoError], None]) -> Iterator[EarlyStop]:
     """While the context lasts, a signal ends this process, with the exit code that it has later.
 
     It raises nothing: native code that is being imported would abort, or make another error of it, or swallow it. Only
@@ -177,7 +177,7 @@ def stop_at_once(show: Callable[[RedcoError], None]) -> Iterator[Early]:
     Args:
         show: takes the reason, in a thread.
     """
-    early = Early()
+    early = EarlyStop()
 
     def end(number: int) -> None:
         name, kind = signal.Signals(number).name, Interrupted if number == signal.SIGINT else Requeue
@@ -192,7 +192,7 @@ def stop_at_once(show: Callable[[RedcoError], None]) -> Iterator[Early]:
         elif number == signal.SIGINT:
             raise KeyboardInterrupt
 
-    with handling(dict.fromkeys(HEARD, handle)):
+    with handling(dict.fromkeys(STOP_SIGNALS, handle)):
         yield early
 
 
@@ -228,7 +228,7 @@ def _watching(request: StopRequest, tell: Callable[[str], None]) -> Iterator[Non
     def watch() -> None:
         heard = 0
         while numbers := hearing.recv(64):
-            for number in filter(HEARD.__contains__, numbers):
+            for number in filter(STOP_SIGNALS.__contains__, numbers):
                 heard += 1
                 request.ask(_code(number))
                 if heard == 1:
@@ -260,9 +260,9 @@ def _ending(seconds: float, code: int, why: Callable[[], str], tell: Callable[[s
     def end() -> None:
         reason = why()
         tell(f"{reason}: ending without saving; the last checkpoint counts")
-        link = joined_link()
-        if link is not None:
-            link.leave(peaceful=False, code=code, reason=reason)
+        connection = current_connection()
+        if connection is not None:
+            connection.leave(peaceful=False, code=code, reason=reason)
         end_now(code)
 
     timer = threading.Timer(seconds, end)

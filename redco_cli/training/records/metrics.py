@@ -29,7 +29,7 @@ from typing import Any, Literal, Self
 
 from redco_cli.console import warn
 from redco_cli.errors import PluginError, StorageError
-from redco_cli.runtime.peers.multihost import is_first
+from redco_cli.runtime.peers.multihost import is_main_process
 from redco_cli.training.records.sinks import Sink
 
 METRICS_NAME = "metrics.jsonl"
@@ -137,7 +137,7 @@ class Recorder:
         self._sinks = list(sinks)
         self._clock = clock
         self._file: FileIO | None = None
-        if not is_first():
+        if not is_main_process():
             return
         with _writing(self.path):
             directory.mkdir(parents=True, exist_ok=True)

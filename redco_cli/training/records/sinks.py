@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from redco_cli.errors import RedcoError, StorageError
 from redco_cli.recipe.schema import LoggingSection, WandbSection
-from redco_cli.runtime.peers.multihost import is_first
+from redco_cli.runtime.peers.multihost import is_main_process
 
 _FLUSH_SECONDS = 5.0  # an fsync can take tens of milliseconds on a network disk
 
@@ -53,7 +53,7 @@ def open_sinks(
         StorageError: a folder cannot be written.
     """
     sinks: list[Sink] = []
-    if not is_first():
+    if not is_main_process():
         return sinks
     if logging.tensorboard:
         sinks.append(TensorBoardSink(directory / "tensorboard", resume_step))

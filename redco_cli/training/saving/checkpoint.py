@@ -30,12 +30,12 @@ import orbax.checkpoint as ocp
 
 from redco_cli.errors import StorageError
 from redco_cli.plugin.contract import Params
-from redco_cli.runtime.peers.multihost import gathered, is_first, link
-from redco_cli.training.saving.deletion import Disposal, set_aside
-from redco_cli.training.saving.integrity import damage, seal
+from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
+from redco_cli.training.saving.deletion import DirectoryDeleter, set_aside
+from redco_cli.training.saving.integrity import find_damage, write_manifest
 from redco_cli.training.saving.orbax_errors import mute_orbax, of_another_model, unreadable, unwritable
 from redco_cli.training.saving.ranking import Best
-from redco_cli.training.saving.state_dict import misfits, nested, unnested
+from redco_cli.training.saving.state_dict import from_state_dict, shape_mismatches, to_state_dict
 from redco_cli.training.state import TrainState, partition, paths
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.new)?")
@@ -94,7 +94,7 @@ class Checkpoints:
         self._saving = directory
         self._metas: dict[int, Meta] = {}
         self._skipped: set[int] = set()
-        self._disposal = Disposal(_TEMPORARY)
+        self._deleter = DirectoryDeleter(_TEMPORARY)
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
@@ -110,9 +110,9 @@ class Checkpoints:
 
     def damage(self, step: int, items: Collection[str] = ()) -> str | None:
         """What is wrong with the files of a checkpoint, or of some items, of which each process reads its share."""
-        others = link()
+        others = current_connection()
         share = slice(None) if others is None else slice(others.process, None, others.processes)
-        return next(filter(None, gathered("damage", damage(self.path(step), items, share))), None)
+        return next(filter(None, process_allgather("damage", find_damage(self.path(step), items, share))), None)
 
     def skip(self, step: int) -> None:
         """Takes a checkpoint for one that is not there: it is damaged, or about to be deleted."""
@@ -124,7 +124,7 @@ class Checkpoints:
         Raises:
             StorageError: it cannot be renamed.
         """
-        for step in sorted(self._skipped) if is_first() else ():
+        for step in sorted(self._skipped) if is_main_process() else ():
             while (path := self.path(step)).exists():
                 set_aside(path, f"checkpoint-{step}.damaged")
         self._skipped.clear()
@@ -145,7 +145,7 @@ class Checkpoints:
             if not replace:
                 return
             self.wait()
-            gathered("replaced checkpoint")
+            process_allgather("replaced checkpoint")
             path = path.with_name(f"checkpoint-{meta.step}{_NEW}")
         training = {"opt_state": state.opt_state, "skipped": state.skipped, "streak": state.streak}
         try:
@@ -154,8 +154,8 @@ class Checkpoints:
             self._checkpointer.save(
                 path,
                 args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(nested(state.params)),
-                    training=ocp.args.StandardSave(nested(training)),
+                    params=ocp.args.StandardSave(to_state_dict(state.params)),
+                    training=ocp.args.StandardSave(to_state_dict(training)),
                     meta=ocp.args.JsonSave(meta.__dict__),
                 ),
             )
@@ -173,9 +173,9 @@ class Checkpoints:
             self._checkpointer.wait_until_finished()
         except (OSError, ValueError) as error:
             raise self._unwritable(error) from error
-        self._disposal.collect(wait=False)
-        if is_first():
-            self._disposal.settle(self.directory, _NEW)
+        self._deleter.collect(wait=False)
+        if is_main_process():
+            self._deleter.settle(self.directory, _NEW)
         steps = self.steps()
         kept = {*steps[-self._keep :], self.best()}
         for step in sorted({*steps} - kept):
@@ -183,9 +183,9 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Ends what killed and failed saves left behind: replacements get their name, the rest is deleted."""
-        if is_first():
-            self._disposal.settle(self.directory, _NEW)
-            self._disposal.sweep(self.directory, "checkpoint-*")
+        if is_main_process():
+            self._deleter.settle(self.directory, _NEW)
+            self._deleter.sweep(self.directory, "checkpoint-*")
 
     def close(self) -> None:
         """Waits as `wait` does, and for the deletions, and ends the threads."""
@@ -193,7 +193,7 @@ class Checkpoints:
             self.wait()
         finally:
             self._checkpointer.close()
-            self._disposal.close()
+            self._deleter.close()
             self.sweep()
 
     def meta(self, step: int) -> Meta:
@@ -238,10 +238,10 @@ class Checkpoints:
             StorageError: it is damaged, or holds another model or optimizer than `abstract`.
         """
         training = {"opt_state": abstract.opt_state, "skipped": abstract.skipped, "streak": abstract.streak}
-        restored = self._restore(step, params=nested(abstract.params), training=nested(training))
+        restored = self._restore(step, params=to_state_dict(abstract.params), training=to_state_dict(training))
         frozen = frozenset(paths(abstract.frozen))
-        trainable, rest = partition(unnested(restored["params"], abstract.params), frozen)
-        counters = unnested(restored["training"], training)
+        trainable, rest = partition(from_state_dict(restored["params"], abstract.params), frozen)
+        counters = from_state_dict(restored["training"], training)
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
         return TrainState(step_array, trainable, rest, counters["opt_state"], counters["skipped"], counters["streak"])
 
@@ -251,15 +251,15 @@ class Checkpoints:
         Raises:
             StorageError: it is damaged, or holds another model.
         """
-        return unnested(self._restore(step, params=nested(abstract))["params"], abstract)
+        return from_state_dict(self._restore(step, params=to_state_dict(abstract))["params"], abstract)
 
-    def misfits(self, step: int, abstract: Params) -> list[str]:
+    def mismatches(self, step: int, abstract: Params) -> list[str]:
         """What the parameters of a checkpoint, which are not read, lack or have other than those of `abstract`.
 
         Raises:
             StorageError: it is damaged.
         """
-        return misfits(self._stored(step, "params"), nested(abstract))
+        return shape_mismatches(self._stored(step, "params"), to_state_dict(abstract))
 
     def _stored(self, step: int, item: str) -> Any:
         """What is in an item of a checkpoint: shapes and types."""
@@ -269,7 +269,9 @@ class Checkpoints:
     def _restore(self, step: int, **items: dict[str, Any]) -> Any:
         """Items of a checkpoint as nested dicts, born on the shardings of `items`, whose shapes they must have."""
         path = self.path(step)
-        wrong = [f"{name} {misfit}" for name in items for misfit in misfits(self._stored(step, name), items[name])]
+        wrong = [
+            f"{name} {misfit}" for name in items for misfit in shape_mismatches(self._stored(step, name), items[name])
+        ]
         if wrong:
             raise of_another_model(path, wrong)
         with self._readable(step):
@@ -285,12 +287,12 @@ class Checkpoints:
             raise unreadable(self.path(step), error, others) from error
 
     def _seal(self) -> None:
-        seal(self._saving.with_name(f"{self._saving.name}{_TEMPORARY}"))
+        write_manifest(self._saving.with_name(f"{self._saving.name}{_TEMPORARY}"))
 
     def _delete(self, step: int) -> None:
         self.skip(step)  # the first process takes its time, and the others would still see it
-        if is_first():
-            self._disposal.delete(self.path(step))
+        if is_main_process():
+            self._deleter.delete(self.path(step))
         self._metas.pop(step, None)
 
     def _unwritable(self, error: Exception) -> StorageError:

@@ -16,7 +16,7 @@ _SWEEPS = 20
 _PAUSE = 0.1
 
 
-class Disposal:
+class DirectoryDeleter:
     """Deletes directories in a thread: a large one takes seconds, which no step should wait for."""
 
     def __init__(self, suffix: str) -> None:

@@ -22,11 +22,11 @@ from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.selection import (
-    chosen,
-    first_whole,
+    first_undamaged,
+    named_checkpoint,
     own_checkpoints,
-    refuse_damage,
-    skip_nameless,
+    refuse_damaged,
+    skip_without_meta,
     steps_of,
 )
 
@@ -36,7 +36,7 @@ _KEY = "model.params"
 
 
 @dataclass(frozen=True)
-class Given:
+class InitialCheckpoint:
     """A checkpoint whose parameters are taken, and nothing else.
 
     Attributes:
@@ -55,7 +55,7 @@ class Given:
         return shown(self.checkpoints.path(self.step))
 
 
-def find_given(loaded: LoadedRecipe) -> Given | None:
+def find_initial_checkpoint(loaded: LoadedRecipe) -> InitialCheckpoint | None:
     """The checkpoint that `model.params` names, or the newest whole one of the run that it names; None without.
 
     Raises:
@@ -68,16 +68,16 @@ def find_given(loaded: LoadedRecipe) -> Given | None:
     checkpoints = own_checkpoints(path, loaded.recipe)
     steps = steps_of(checkpoints)
     if steps:
-        return Given(checkpoints, first_whole(checkpoints, steps[::-1], _ITEMS), where)
+        return InitialCheckpoint(checkpoints, first_undamaged(checkpoints, steps[::-1], _ITEMS), where)
     if path.is_dir() and not path.name.startswith("checkpoint-"):
         remedy = "train that run first, or name another: its output directory, or a checkpoint-<step> in it"
         raise StorageError(where, f"{name} holds no checkpoint", remedy)
-    checkpoints, step = chosen(path, loaded.recipe, where, "the output directory of a run")
-    refuse_damage(checkpoints, step, _ITEMS)
-    return Given(checkpoints, step, where)
+    checkpoints, step = named_checkpoint(path, loaded.recipe, where, "the output directory of a run")
+    refuse_damaged(checkpoints, step, _ITEMS)
+    return InitialCheckpoint(checkpoints, step, where)
 
 
-def check_first(job: Job, given: Given | None) -> None:
+def check_first(job: Job, given: InitialCheckpoint | None) -> None:
     """Finds out what is wrong with the first parameters of a run from what files say of themselves: none is read.
 
     Raises:
@@ -87,7 +87,7 @@ def check_first(job: Job, given: Given | None) -> None:
     if given is None:
         check_initial(job.model, job.recipe.model)
         return
-    wrong = given.checkpoints.misfits(given.step, job.model.abstract)
+    wrong = given.checkpoints.mismatches(given.step, job.model.abstract)
     if wrong:
         more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         problem = f"the parameters in {given.name} are not those of this model: {'; '.join(wrong[:_NAMED])}{more}"
@@ -95,7 +95,7 @@ def check_first(job: Job, given: Given | None) -> None:
         raise ModelError(given.where, problem, remedy)
 
 
-def first_params(job: Job, placement: Placement, given: Given | None) -> tuple[Params, tuple[str, ...]]:
+def first_params(job: Job, placement: Placement, given: InitialCheckpoint | None) -> tuple[Params, tuple[str, ...]]:
     """The parameters to begin with, on the mesh.
 
     Args:
@@ -138,19 +138,19 @@ def trained_params(
     section, own = job.recipe.model, own_checkpoints(directory.resolve(), job.recipe)
     steps = steps_of(own)
     if choice == "last" and not steps and (section.params is not None or section.name is not None):
-        given = find_given(job.loaded)
+        given = find_initial_checkpoint(job.loaded)
         return first_params(job, placement, given)[0], str(section.name) if given is None else given.name
     if choice not in ("last", "best"):
-        checkpoints, step = chosen(choice, job.recipe, where, "last, best")
-        refuse_damage(checkpoints, step, _ITEMS)
+        checkpoints, step = named_checkpoint(choice, job.recipe, where, "last, best")
+        refuse_damaged(checkpoints, step, _ITEMS)
         return checkpoints.restore_params(step, _placed(job, placement)), shown(checkpoints.path(step))
     if choice == "best":
-        skip_nameless(own)
+        skip_without_meta(own)
     candidates = own.ranked() if choice == "best" else steps[::-1]
     if not candidates:
         problem = "holds no evaluated checkpoint" if steps else "holds no checkpoint"
         raise StorageError(shown(directory), problem, "train first: redco train")
-    step = first_whole(own, candidates, _ITEMS)
+    step = first_undamaged(own, candidates, _ITEMS)
     return own.restore_params(step, _placed(job, placement)), shown(own.path(step))
 
 

@@ -14,16 +14,16 @@ from redco_cli.errors import Problem, RecipeError, StorageError
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import moved, pin_paths
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.peers.multihost import gathered, is_first, link, process
+from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather, process_index
 from redco_cli.training.saving.checkpoint import Checkpoints
-from redco_cli.training.saving.parameters import Given, find_given
+from redco_cli.training.saving.parameters import InitialCheckpoint, find_initial_checkpoint
 from redco_cli.training.saving.ranking import Best
 from redco_cli.training.saving.selection import (
-    chosen,
-    first_whole,
+    first_undamaged,
+    named_checkpoint,
     own_checkpoints,
-    refuse_damage,
-    skip_nameless,
+    refuse_damaged,
+    skip_without_meta,
     steps_of,
 )
 
@@ -69,27 +69,27 @@ def open_output(directory: Path, where: str) -> None:
     Raises:
         StorageError: it cannot; or, on all processes, one does not see what the first writes there.
     """
-    probe, mark = directory / f".writable-{process()}", directory / f".shared-{secrets.token_hex(8)}"
+    probe, mark = directory / f".writable-{process_index()}", directory / f".shared-{secrets.token_hex(8)}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"redco")
         probe.unlink()
-        if is_first() and link() is not None:
+        if is_main_process() and current_connection() is not None:
             mark.touch()
     except OSError as error:
         problem = f"{shown(directory)} cannot be written: {error.strerror or error}"
         raise StorageError(where, problem, _OTHER_OUTPUT) from error
-    if link() is not None:
+    if current_connection() is not None:
         _prove_shared(directory, mark, where)
 
 
 def _prove_shared(directory: Path, mark: Path, where: str) -> None:
     """All look for the mark of the first: its name is new, so that none remembers from before that it is missing."""
     try:
-        written = Path(gathered("shared output", str(mark))[0])
+        written = Path(process_allgather("shared output", str(mark))[0])
         refuse_unshared(directory, written.name, where, f"what process 0 writes to {written.parent}")
     finally:
-        if is_first():
+        if is_main_process():
             mark.unlink(missing_ok=True)
 
 
@@ -108,7 +108,7 @@ def refuse_unshared(directory: Path, name: str, where: str, what: str) -> None:
     seen, deadline = False, time.monotonic() + _PATIENCE
     while not (seen := _lists(directory, name)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    blind = [other for other, sees in enumerate(gathered("sees shared output", seen)) if not sees]
+    blind = [other for other, sees in enumerate(process_allgather("sees shared output", seen)) if not sees]
     if blind:
         others = f" and {len(blind) - 1} more do" if blind[1:] else " does"
         raise StorageError(where, f"process {blind[0]}{others} not see {what}", _SHARED_OUTPUT)
@@ -144,7 +144,7 @@ class Start:
     best: Best = None
     put_off: bool = False
     data: Mapping[str, Any] | None = None
-    given: Given | None = None
+    given: InitialCheckpoint | None = None
 
 
 def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
@@ -161,7 +161,7 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
     choice, where = loaded.recipe.checkpoint.resume, loaded.where("checkpoint.resume")
     source = own = own_checkpoints(directory, loaded.recipe)
     steps = steps_of(own)
-    if steps and link() is not None:  # the same on all: those that the first sees
+    if steps and current_connection() is not None:  # the same on all: those that the first sees
         newest, place = own.path(steps[-1]).name, loaded.where("output_dir")
         refuse_unshared(directory, newest, place, f"{newest} in {shown(directory)}, which process 0 has")
     if choice == "never":
@@ -169,17 +169,17 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
             remedy = "set checkpoint.resume: auto to continue it, or choose another output_dir"
             raise StorageError(where, f"never, but {shown(own.path(steps[-1]))} exists", remedy)
     elif continued := steps if choice == "auto" else _begun_from(choice, own, steps):
-        step = first_whole(own, continued[::-1])
+        step = first_undamaged(own, continued[::-1])
     elif choice != "auto":
-        source, step = chosen(choice, loaded.recipe, where, "auto, never")
-        refuse_damage(source, step)
+        source, step = named_checkpoint(choice, loaded.recipe, where, "auto, never")
+        refuse_damaged(source, step)
     if choice == "never" or (choice == "auto" and not steps):
-        return Start(directory, own, given=find_given(loaded))
+        return Start(directory, own, given=find_initial_checkpoint(loaded))
     newer = [other for other in own.steps() if other > step]
     if newer:
         remedy = "choose another output_dir, or move the newer ones away"
         raise StorageError(where, f"{choice} is older than {shown(own.path(newer[-1]))}", remedy)
-    skip_nameless(own)
+    skip_without_meta(own)
     free = FREE_TO_CHANGE if own.best() is not None else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
     now = pin_paths(loaded).recipe.model_dump(mode="json")
     meta = source.meta(step)

@@ -14,7 +14,7 @@ from redco_cli.console import warn
 from redco_cli.errors import StorageError
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.schema import Recipe
-from redco_cli.runtime.peers.multihost import gathered, is_first
+from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
 from redco_cli.training.saving.checkpoint import Checkpoints
 
 
@@ -25,11 +25,11 @@ def own_checkpoints(directory: Path, recipe: Recipe) -> Checkpoints:
 
 def steps_of(checkpoints: Checkpoints) -> list[int]:
     """The steps of the checkpoints that the first process sees; a network's file system may show others them later."""
-    steps: list[int] = gathered("checkpoints", checkpoints.steps())[0]
+    steps: list[int] = process_allgather("checkpoints", checkpoints.steps())[0]
     return steps
 
 
-def chosen(choice: str | Path, recipe: Recipe, where: str, words: str) -> tuple[Checkpoints, int]:
+def named_checkpoint(choice: str | Path, recipe: Recipe, where: str, words: str) -> tuple[Checkpoints, int]:
     """The checkpoint that a path names; whether it is whole is not looked at.
 
     Args:
@@ -50,7 +50,7 @@ def chosen(choice: str | Path, recipe: Recipe, where: str, words: str) -> tuple[
     return checkpoints, int(match[1])
 
 
-def first_whole(checkpoints: Checkpoints, steps: Sequence[int], items: Collection[str] = ()) -> int:
+def first_undamaged(checkpoints: Checkpoints, steps: Sequence[int], items: Collection[str] = ()) -> int:
     """The first of some checkpoints that is not damaged; those before it are skipped, with a warning.
 
     Args:
@@ -66,7 +66,7 @@ def first_whole(checkpoints: Checkpoints, steps: Sequence[int], items: Collectio
         problem = checkpoints.damage(step, items)
         name = checkpoints.path(step).name
         if problem is None:
-            for skipped in damaged if is_first() else ():
+            for skipped in damaged if is_main_process() else ():
                 warn(f"{skipped}; {name} is taken instead")
             return step
         checkpoints.skip(step)
@@ -75,17 +75,17 @@ def first_whole(checkpoints: Checkpoints, steps: Sequence[int], items: Collectio
     raise StorageError(shown(checkpoints.directory), f"no checkpoint is whole: {'; '.join(damaged)}", remedy)
 
 
-def skip_nameless(checkpoints: Checkpoints) -> None:
+def skip_without_meta(checkpoints: Checkpoints) -> None:
     """Skips, with a warning, the checkpoints that cannot say what they are: none could be ranked beside them."""
     for step in steps_of(checkpoints):
         problem = checkpoints.damage(step, ("meta",))
         if problem is not None:
-            if is_first():
+            if is_main_process():
                 warn(f"{shown(checkpoints.path(step))} is damaged: {problem}; it counts no longer")
             checkpoints.skip(step)
 
 
-def refuse_damage(checkpoints: Checkpoints, step: int, items: Collection[str] = ()) -> None:
+def refuse_damaged(checkpoints: Checkpoints, step: int, items: Collection[str] = ()) -> None:
     """Refuses a checkpoint that was asked for by name and is damaged.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 
-def nested(tree: Any) -> dict[str, Any]:
+def to_state_dict(tree: Any) -> dict[str, Any]:
     """Any pytree as nested dicts of text keys: what is on disk then depends on no class of optax."""
     result: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -20,8 +20,8 @@ def nested(tree: Any) -> dict[str, Any]:
     return result
 
 
-def unnested(saved: Mapping[str, Any], like: Any) -> Any:
-    """The inverse of `nested`, with the structure of `like`."""
+def from_state_dict(saved: Mapping[str, Any], like: Any) -> Any:
+    """The inverse of `to_state_dict`, with the structure of `like`."""
 
     def pick(path: Any, _leaf: Any) -> Any:
         inner: Any = saved
@@ -32,7 +32,7 @@ def unnested(saved: Mapping[str, Any], like: Any) -> Any:
     return jax.tree_util.tree_map_with_path(pick, like)
 
 
-def misfits(saved: Any, wanted: Any) -> list[str]:
+def shape_mismatches(saved: Any, wanted: Any) -> list[str]:
     """Each array of nested dicts whose shape differs: `hidden/kernel is [5, 16], not [5, 8]`."""
     there, here = _shapes(saved), _shapes(wanted)
     wrong = [

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from redco_cli.planning.parameter_groups import fold
+from redco_cli.planning.parameter_groups import group_parameters
 from redco_cli.planning.picture.blocks import blocks
-from redco_cli.planning.picture.svg import svg
+from redco_cli.planning.picture.svg import render_svg
 from tests.planning.plans import MESH, GiB, gpt2_rows, report_of, row, stacked_rows
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(rows, **changes):
-    return ElementTree.fromstring(svg(report_of(rows, **changes)))
+    return ElementTree.fromstring(render_svg(report_of(rows, **changes)))
 
 
 def tiles(root):
@@ -41,7 +41,7 @@ def texts(root):
 @pytest.mark.parametrize("rows", [gpt2_rows(), stacked_rows(), [row("w", ())], []])
 def test_every_parameter_is_there_once_and_inside_the_page(rows):
     root = drawn(rows)
-    assert set(tiles(root)) == {group.path for group in fold(rows, MESH)}
+    assert set(tiles(root)) == {group.path for group in group_parameters(rows, MESH)}
     _, _, width, height = map(float, root.get("viewBox").split())
     assert (root.get("width"), root.get("height")) == (f"{width:.0f}", f"{height:.0f}")
     for place in root.findall(f"{SVG}g"):
@@ -119,7 +119,7 @@ def test_every_class_has_a_colour_in_the_legend_and_the_style():
 
 
 def test_it_refers_to_nothing_outside():
-    text = svg(report_of(gpt2_rows()))
+    text = render_svg(report_of(gpt2_rows()))
     assert re.findall(r"\w+://[^\"' ]+", text) == ["http://www.w3.org/2000/svg"]
     assert re.findall(r"url\((.*?)\)", text).count("#also-fsdp") == text.count("url(") > 0
     assert "<script" not in text
@@ -131,7 +131,7 @@ def test_it_refers_to_nothing_outside():
 )
 def test_any_name_is_text(name):
     rows = [row(f"layers/{layer}/{name}/w", (64, 64), reason=name) for layer in range(3)]
-    text = svg(report_of(rows, model=name))
+    text = render_svg(report_of(rows, model=name))
     root = ElementTree.fromstring(text.encode("utf-8"))
     expected = re.sub("[\x00\x1b\ud800\uffff]", "\N{REPLACEMENT CHARACTER}", name)
     assert expected in texts(root)
@@ -149,12 +149,12 @@ def test_long_texts_are_cut():
 
 
 def titles(rows):
-    return [(block.title, block.repeats) for block in blocks(fold(rows, MESH))]
+    return [(block.title, block.repeats) for block in blocks(group_parameters(rows, MESH))]
 
 
 def test_blocks_of_a_gpt2_stand_in_the_order_of_its_program():
     assert titles(gpt2_rows()) == [("input", 1), ("h/{0..23}", 24), ("after the layers", 1)]
-    assert [label for label, _ in blocks(fold(gpt2_rows(), MESH))[1].groups][:2] == [
+    assert [label for label, _ in blocks(group_parameters(gpt2_rows(), MESH))[1].groups][:2] == [
         "attn/c_attn/bias",
         "attn/c_attn/kernel",
     ]
@@ -231,7 +231,7 @@ def memory_of(root):
 
 def test_the_memory_bar_has_its_limit():
     report = report_of(gpt2_rows(), device_memory=4 * GiB)
-    widths, limit, words = memory_of(ElementTree.fromstring(svg(report)))
+    widths, limit, words = memory_of(ElementTree.fromstring(render_svg(report)))
     full = widths.pop("rest")
     assert set(widths) == {field.name for field in dataclasses.fields(report.memory)}
     assert widths["activations"] == pytest.approx(full * 1.5 / 4, abs=0.01)
@@ -242,7 +242,7 @@ def test_the_memory_bar_has_its_limit():
 
 def test_what_does_not_fit_goes_beyond_the_limit():
     report = report_of(gpt2_rows(), device_memory=2 * GiB)
-    widths, limit, words = memory_of(ElementTree.fromstring(svg(report)))
+    widths, limit, words = memory_of(ElementTree.fromstring(render_svg(report)))
     full = widths.pop("rest")
     assert sum(widths.values()) == pytest.approx(full, abs=0.05)
     assert float(limit[0].get("x1")) == pytest.approx(full * 2 * GiB / report.memory.total, abs=0.01)

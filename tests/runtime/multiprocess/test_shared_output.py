@@ -64,7 +64,9 @@ def test_who_does_not_see_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blind: tuple[int, ...], said: str
 ) -> None:
     (tmp_path / "mark").touch()
-    monkeypatch.setattr(resume, "gathered", lambda _, seen: [seen and process not in blind for process in range(6)])
+    monkeypatch.setattr(
+        resume, "process_allgather", lambda _, seen: [seen and process not in blind for process in range(6)]
+    )
     with pytest.raises(StorageError) as error:
         resume.refuse_unshared(tmp_path, "mark", "output_dir", "it")
     assert str(error.value) == f"output_dir: {said} see it\n  -> put output_dir on a disk that all processes share"
@@ -81,6 +83,6 @@ def test_a_file_that_is_seen_late_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_process_alone_leaves_no_mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "gathered", None)
+    monkeypatch.setattr(resume, "process_allgather", None)
     resume.open_output(tmp_path / "run", "output_dir")
     assert list((tmp_path / "run").iterdir()) == []

@@ -1,7 +1,7 @@
 import pytest
 
 from redco_cli.errors import UsageError
-from redco_cli.runtime.peers.cluster import Cluster, recognised, timeout
+from redco_cli.runtime.peers.cluster import Cluster, detect_cluster, timeout
 
 PLAIN = {"REDCO_NUM_PROCESSES": "4", "REDCO_PROCESS_ID": "1", "REDCO_COORDINATOR": "host0:1234"}
 SLURM = {
@@ -52,13 +52,13 @@ SLICES = {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COO
     ],
 )
 def test_what_started_the_processes_is_recognised(environ, cluster):
-    assert recognised(environ) == cluster
+    assert detect_cluster(environ) == cluster
 
 
 def test_it_is_told_in_one_line():
-    assert str(recognised(PLAIN)) == "process 1 of 4, coordinator host0:1234 (plain)"
-    assert (recognised(PLAIN).host, recognised(PLAIN).port) == ("host0", 1234)
-    assert recognised(PLAIN | {"REDCO_COORDINATOR": "[::1]:77"}).host == "::1"
+    assert str(detect_cluster(PLAIN)) == "process 1 of 4, coordinator host0:1234 (plain)"
+    assert (detect_cluster(PLAIN).host, detect_cluster(PLAIN).port) == ("host0", 1234)
+    assert detect_cluster(PLAIN | {"REDCO_COORDINATOR": "[::1]:77"}).host == "::1"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_it_is_told_in_one_line():
 )
 def test_what_cannot_be_is_refused(environ, text):
     with pytest.raises(UsageError) as refused:
-        recognised(environ)
+        detect_cluster(environ)
     assert str(refused.value) == text
 
 

@@ -14,10 +14,10 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.runtime.peers import wire
 from redco_cli.runtime.peers.cluster import Cluster
-from redco_cli.runtime.peers.connection import Link
+from redco_cli.runtime.peers.connection import Connection
 from redco_cli.runtime.rendezvous import server
 from redco_cli.runtime.rendezvous.client import facts, meet
-from redco_cli.runtime.stopping.signals import Early, StopRequest
+from redco_cli.runtime.stopping.signals import EarlyStop, StopRequest
 from tests.runtime.multiprocess.processes import ended, free_port
 
 FACTS = {"jax": "1", "devices": 2}
@@ -33,7 +33,7 @@ def meeting(clusters, seconds=3.0, known=None, late=None):
     def come(number):
         time.sleep((late or {}).get(number, 0))
         try:
-            return meet(clusters[number], (known or {}).get(number, FACTS), seconds, Early())
+            return meet(clusters[number], (known or {}).get(number, FACTS), seconds, EarlyStop())
         except RedcoError as error:
             return str(error)
 
@@ -51,7 +51,7 @@ def links():
     def join(processes):
         port = free_port()
         found, _ = meeting([cluster(process, processes, port) for process in range(processes)])
-        assert all(isinstance(link, Link) for link in found), found
+        assert all(isinstance(link, Connection) for link in found), found
         opened.extend(found)
         return found
 
@@ -118,7 +118,7 @@ def test_what_differs_is_named_on_each():
 def test_devices_that_one_does_not_know_of_are_no_difference():
     port = free_port()
     found, _ = meeting([cluster(process, 2, port) for process in range(2)], known={1: {"jax": "1", "devices": None}})
-    assert all(isinstance(link, Link) for link in found)
+    assert all(isinstance(link, Connection) for link in found)
     for link in found:
         link.close()
 
@@ -149,12 +149,12 @@ def test_a_stranger_at_the_port_is_no_process():
 def test_a_stranger_that_calls_does_not_disturb():
     port = free_port()
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, Early())
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, EarlyStop())
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b""):
             time.sleep(0.2)
             with socket.create_connection(("localhost", port + 1)) as stranger:
                 stranger.sendall(words)
-        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, Early())
+        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, EarlyStop())
         for link in (first.result(), second.result()):
             link.close()
 
@@ -226,10 +226,10 @@ def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody():
     port = free_port()
     early = []
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, Early())
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, EarlyStop())
         time.sleep(0.3)
         late = wire.Wire(socket.create_connection(("localhost", port + 1)))  # let in, but says nothing yet
-        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, Early())
+        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, EarlyStop())
         early += [first.result(), second.result()]
     late.send(op="hello", process=1, processes=2, at="far", seconds=5, facts=FACTS)
     refused = late.receive(5)
@@ -260,7 +260,7 @@ def ends_of(links, seconds):
 def test_a_process_that_is_frozen_is_taken_for_dead():
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meet, cluster(0, 2, port), FACTS, 1, Early())
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 1, EarlyStop())
         time.sleep(0.3)
         frozen = wire.Wire(socket.create_connection(("localhost", port + 1)))
         frozen.send(op="hello", process=1, processes=2, at="far", seconds=1, facts=FACTS)
@@ -275,7 +275,7 @@ def test_a_process_that_is_frozen_is_taken_for_dead():
 def test_process_0_that_is_frozen_is_taken_for_dead():
     with socket.create_server(("localhost", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1] - 1
-        other = pool.submit(meet, cluster(1, 2, port), FACTS, 1, Early())
+        other = pool.submit(meet, cluster(1, 2, port), FACTS, 1, EarlyStop())
         frozen = wire.Wire(listener.accept()[0])
         assert frozen.receive(1)["op"] == "hello"
         frozen.send(op="go")

@@ -20,7 +20,7 @@ from redco_cli.errors import RedcoError
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import predict, train
 from redco_cli.training.saving.checkpoint import Checkpoints, Meta
-from redco_cli.training.saving.integrity import MANIFEST_NAME, damage, seal
+from redco_cli.training.saving.integrity import MANIFEST_NAME, find_damage, write_manifest
 from redco_cli.training.saving.resume import find_start
 from redco_cli.training.state import TrainState, new_state
 from tests.training.tiny import assert_same_run, damages, files, final_state, put, recorded, write_project
@@ -102,7 +102,7 @@ def test_a_run_continues_from_the_newest_whole_checkpoint(run: Path, capsys: pyt
     assert_same_run("run", "whole")
     assert files(run / "checkpoint-9.damaged") == kept
     assert (run / "checkpoint-12.damaged-2").is_dir()
-    assert damage(run / "checkpoint-12") is None
+    assert find_damage(run / "checkpoint-12") is None
 
 
 def test_a_run_without_a_whole_checkpoint_does_not_begin_anew(run: Path) -> None:
@@ -161,25 +161,25 @@ def test_a_manifest_tells_what_changed(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "one").write_bytes(b"12345")
     (tmp_path / "two").write_bytes(b"")
-    seal(tmp_path)
+    write_manifest(tmp_path)
     assert json.loads((tmp_path / MANIFEST_NAME).read_text()) == {"files": {"a/one": [5, 3421846044], "two": [0, 0]}}
-    assert damage(tmp_path) is None
+    assert find_damage(tmp_path) is None
     (tmp_path / ".nfs0001").write_bytes(b"left by a network file system")
-    assert damage(tmp_path) is None
+    assert find_damage(tmp_path) is None
     (tmp_path / "a" / "one").write_bytes(b"12346")
-    assert damage(tmp_path) == "a/one holds other bytes than were written"
-    assert damage(tmp_path, ("two",)) is None
-    shares = [damage(tmp_path, share=slice(process, None, 2)) for process in range(2)]
+    assert find_damage(tmp_path) == "a/one holds other bytes than were written"
+    assert find_damage(tmp_path, ("two",)) is None
+    shares = [find_damage(tmp_path, share=slice(process, None, 2)) for process in range(2)]
     assert shares == ["a/one holds other bytes than were written", None]
     (tmp_path / "a" / "one").write_bytes(b"1234")
-    assert damage(tmp_path) == "a/one has 4 bytes of 5"
+    assert find_damage(tmp_path) == "a/one has 4 bytes of 5"
     (tmp_path / "a" / "one").write_bytes(b"12345")
     (tmp_path / "a" / "three").write_bytes(b"")
-    assert damage(tmp_path) == "a/three was added"
+    assert find_damage(tmp_path) == "a/three was added"
     (tmp_path / MANIFEST_NAME).write_text('{"files": [1]}')
-    assert damage(tmp_path) == "manifest.json is no manifest"
+    assert find_damage(tmp_path) == "manifest.json is no manifest"
     (tmp_path / MANIFEST_NAME).unlink()
-    assert damage(tmp_path) == "manifest.json is missing"
+    assert find_damage(tmp_path) == "manifest.json is missing"
 
 
 META = Meta(5, None, None, False, {})
@@ -232,7 +232,7 @@ def test_a_replacement_that_was_killed_or_failed(tmp_path: Path, monkeypatch: py
     checkpoints.save(state_of(1.0), META)
     checkpoints.wait()
     with monkeypatch.context() as patch:
-        patch.setattr("redco_cli.training.saving.checkpoint.seal", full_disk)
+        patch.setattr("redco_cli.training.saving.checkpoint.write_manifest", full_disk)
         checkpoints.save(state_of(2.0), META, replace=True)
         with pytest.raises(RedcoError, match=r"checkpoint-5: cannot be written: No space .* before it: checkpoint-5\n"):
             checkpoints.wait()
@@ -310,7 +310,7 @@ def test_a_full_disk(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         gc.collect()
         saved = sorted((disk / "run").glob("*checkpoint*"))
         assert saved
-        assert all(path.name.partition("-")[2].isdigit() and damage(path) is None for path in saved)
+        assert all(path.name.partition("-")[2].isdigit() and find_damage(path) is None for path in saved)
         subprocess.run(["mount", "-o", "remount,size=9m", str(disk)], check=True)
         train("recipe.yaml", [f"output_dir={disk}/run", "checkpoint.keep=20"])
         assert recorded(f"{disk}/run") == recorded("whole")
