@@ -49,3 +49,16 @@ def duration(seconds: float) -> str:
     if whole < 86_400:
         return f"{whole // 3600}h{whole % 3600 // 60:02}m"
     return f"{whole // 86_400}d{whole % 86_400 // 3600:02}h"
+
+
+def format_bytes(count: float) -> str:
+    """An amount of memory with three digits.
+
+    >>> format_bytes(0), format_bytes(1023), format_bytes(1_643_000_000), format_bytes(2**35), format_bytes(2**20 - 1)
+    ('0 B', '1023 B', '1.53 GiB', '32 GiB', '1 MiB')
+    """
+    units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while abs(count) >= 1023.5 and len(units) > 1:
+        count /= 1024
+        units.pop(0)
+    return f"{count:.0f} {units[0]}" if abs(count) >= 100 else f"{count:.3g} {units[0]}"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from redco_cli.console.numbers import duration
+from redco_cli.console.numbers import duration, format_bytes
 from redco_cli.console.screen import Piece, say, stdout, warn
 
 Document = Mapping[str, Any]
@@ -46,19 +46,6 @@ class _Line(NamedTuple):
 
     label: str
     group: Document | None
-
-
-def format_bytes(count: float) -> str:
-    """An amount of memory with three digits.
-
-    >>> format_bytes(0), format_bytes(1023), format_bytes(1_643_000_000), format_bytes(2**35), format_bytes(2**20 - 1)
-    ('0 B', '1023 B', '1.53 GiB', '32 GiB', '1 MiB')
-    """
-    units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while abs(count) >= 1023.5 and len(units) > 1:
-        count /= 1024
-        units.pop(0)
-    return f"{count:.0f} {units[0]}" if abs(count) >= 100 else f"{count:.3g} {units[0]}"
 
 
 def show_plan(document: Document, console: Console | None = None) -> None:

@@ -10,11 +10,9 @@ import math
 import re
 from fractions import Fraction
 
-from redco_cli.console.plan import format_bytes
+from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import UsageError
 from redco_cli.recipe.explain import did_you_mean
-
-__all__ = ["format_bytes", "parse_bytes", "parse_mesh"]
 
 AXES = ("data", "fsdp", "tensor")  # those of sharding.plan, which imports JAX: a wrong argument is refused before
 _AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,9})?) ?(?P<unit>[a-z]*)", re.ASCII | re.IGNORECASE)

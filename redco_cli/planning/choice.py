@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from redco_cli.console import note, warn
+from redco_cli.console.numbers import format_bytes
 from redco_cli.job import Job, prepare, stages_of
 from redco_cli.placement import Placement, place, read_loss
-from redco_cli.planning.arguments import format_bytes
 from redco_cli.planning.options import Devices, Option, options
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh

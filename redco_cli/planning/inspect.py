@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import jax
 
+from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError
-from redco_cli.planning.arguments import format_bytes
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.options import Devices, Option, options

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import EXIT_USAGE, UsageError
 from redco_cli.planning import arguments
-from redco_cli.planning.arguments import format_bytes, parse_bytes, parse_mesh
+from redco_cli.planning.arguments import parse_bytes, parse_mesh
 from redco_cli.sharding.plan import AXES
 
 GIB = 2**30

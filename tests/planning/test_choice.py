@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import pytest
 
+from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import RedcoError
 from redco_cli.job import Job, prepare
 from redco_cli.planning import choice
-from redco_cli.planning.arguments import format_bytes
 from redco_cli.planning.choice import arranged
 from redco_cli.planning.options import Devices, options
 from redco_cli.planning.workload import job_workload

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.etree import ElementTree
 
-from redco_cli.console.plan import KINDS, format_bytes, mesh_text
+from redco_cli.console.numbers import format_bytes
+from redco_cli.console.plan import KINDS, mesh_text
 from redco_cli.errors import StorageError
 from redco_cli.planning.picture.blocks import blocks
 from redco_cli.planning.picture.tiles import LINE, Drawn, Element, add, bytes_of_one, panel, text_width
