@@ -40,7 +40,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Values to change: train.steps=100 model.dtype=bfloat16"),
 ]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="last|best|PATH", help="Which parameters to take.")]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="last|best|PATH", help="Where parameters are from.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
@@ -88,17 +88,17 @@ def predict(
     input_file: Annotated[
         str | None,
         typer.Option(
-            "--input", metavar="FILE", help="JSON lines; default: predict.input of the recipe, or its eval examples."
+            "--input", metavar="FILE", help="Examples, JSON lines; default: predict.input or the eval examples."
         ),
     ] = None,
     output_file: Annotated[
-        str | None, typer.Option("--output", metavar="FILE", help="Default: OUTPUT_DIR/predictions/NAME.jsonl")
+        str | None, typer.Option("--output", metavar="FILE", help="Default: OUTPUT_DIR/predictions/NAME.jsonl.")
     ] = None,
     checkpoint: Checkpoint = "last",
     show: Annotated[int, typer.Option("--show", metavar="N", min=0, help="Also print the first N predictions.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Predict a JSON-lines file or the eval examples: in order, each once, continuing if killed."""
+    """Predict a JSON-lines file or the eval data. In order, each example once; continues if killed."""
     from redco_cli.recipe.load import find_run
 
     with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error, hush):
@@ -118,16 +118,16 @@ def predict(
 @app.command(epilog="Example: redco export runs/instruct --output exported --checkpoint best --dtype bfloat16")
 def export(
     target: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="The output directory of a run, or its recipe.")],
-    output: Annotated[str, typer.Option("--output", metavar="DIR", help="A new or empty directory.")],
+    output: Annotated[str, typer.Option("--output", metavar="DIR", help="Where to: a new or empty directory.")],
     overrides: Overrides = None,
     checkpoint: Checkpoint = "last",
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option("--dtype", help="Of all weights; default: what model.name has, else float32."),
+        typer.Option("--dtype", help="Of all weights; default: those of model.name, else float32."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a trained model as a directory that transformers and vLLM load, and prove it by loading it again."""
+    """Export a model to transformers and vLLM. The directory is proved by loading it again."""
     from redco_cli.recipe.load import find_run
 
     load_recipe(find_run(target)[0], overrides or ())
@@ -152,7 +152,7 @@ def validate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find everything that can be wrong with a recipe, in seconds, without weights."""
+    """Check a recipe in seconds, without weights. Finds everything that can be wrong with it."""
     loaded = load_recipe(recipe, overrides or ())
     if origins:
         print(resolved_yaml(loaded), end="")  # noqa: T201 - a file, as it would be written
@@ -174,24 +174,24 @@ def inspect_sharding(
     model: Annotated[
         str, typer.Argument(metavar="MODEL|RECIPE", help="A recipe, a model directory, a hub id, or a preset (--list).")
     ] = "",
-    devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: those of this machine.")] = None,
+    devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: by --mesh, else all here.")] = None,
     hosts: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Machines that hold them; default: one for eight devices.")
+        int | None, typer.Option(metavar="N", min=1, help="Machines that hold the devices; default: one for each 8.")
     ] = None,
     mesh: Annotated[
-        str | None, typer.Option(metavar="AXES", help="Such as data=1,fsdp=4,tensor=2; default: the best.")
+        str | None, typer.Option(metavar="AXES", help="Such as data=1,fsdp=4,tensor=2; default: the fastest.")
     ] = None,
     device_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Of one device, such as 80GiB.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", min=1, help="Examples in a step.")] = None,
-    seq_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens in an example.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", min=1, help="Examples per step.")] = None,
+    seq_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens per example.")] = None,
     compile_it: Annotated[
-        bool, typer.Option("--compile", help="Compile the step for that many pretended CPU devices, and compare.")
+        bool, typer.Option("--compile", help="Compile the step for as many simulated CPU devices, and compare.")
     ] = False,
-    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw a picture.")] = None,
+    svg: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw the plan, as SVG.")] = None,
     list_presets: Annotated[bool, typer.Option("--list", help="List the built-in models.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how a model is split over devices, and whether it fits. Needs neither weights nor devices."""
+    """Show how a model is split, and if it fits. Needs neither weights nor devices."""
     from redco_cli.models.presets import preset_names
     from redco_cli.planning.arguments import parse_bytes, parse_mesh
 
@@ -244,11 +244,11 @@ def init(
 @app.command(epilog="Example: redco launch --processes 2 --devices-per-process 2 -- train quickstart")
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="train or predict, and what follows.")],
-    processes: Annotated[int, typer.Option("--processes", metavar="N", min=1, help="How many.")],
+    processes: Annotated[int, typer.Option("--processes", metavar="N", min=1, help="How many to start.")],
     devices: Annotated[
         int | None,
         typer.Option(
-            "--devices-per-process", metavar="M", min=1, help="Pretended CPU devices here, GPUs in a file to submit."
+            "--devices-per-process", metavar="M", min=1, help="Simulated CPU devices here, GPUs in a file to submit."
         ),
     ] = None,
     emit: Annotated[
@@ -256,7 +256,7 @@ def launch(
         typer.Option("--emit", help="Start nothing, but print the file that a scheduler takes."),
     ] = None,
 ) -> None:
-    """Run a command as several processes on this machine, or print the file to submit it to a scheduler."""
+    """Run a command as several processes. On this machine, or by the file that a scheduler takes."""
     from redco_cli.launch.emit import submission
     from redco_cli.launch.local import launch as start
 

@@ -34,7 +34,7 @@ KINDS = {
     "activations": "activations",
     "logits": "logits",
     "batch": "batch",
-    "gathered": "gathered weights",
+    "gathered": "gathered parameters",
 }
 _BAR = 30  # cells
 _LEAST_ROOM = 20  # of a column that breaks its lines
@@ -104,12 +104,12 @@ def _heading(document: Document) -> Iterator[list[Piece]]:
     yield [(document["model"], "bold"), f"{parameters}, on {devices} device{plural}"]
     yield [("mesh: ", "dim"), (mesh_text(chosen["mesh"]), "bold"), f" ({chosen['reason']})" if chosen["reason"] else ""]
     length = "" if document["seq_length"] is None else f" of {document['seq_length']} tokens"
-    examples = f"{document['global_batch_size']} examples{length}, {chosen['micro_batch_size']} at once"
+    examples = f"{document['global_batch_size']} examples{length}, micro-batch {chosen['micro_batch_size']}"
     yield [("step: ", "dim"), f"{examples}, remat {chosen['remat']}"]
 
 
 def _parameters(document: Document, console: Console) -> None:
-    heads = ["parameters", "count", "size", "split over", "per device", "why"]
+    heads = ["parameters", "count", "shape/parts", "split over", "per device", "why"]
     right = [False, True, False, False, True, False]
     rows, styles = [], []
     is_tree = console.is_terminal and _draws_signs(console)
@@ -163,9 +163,9 @@ def _memory(document: Document, console: Console) -> None:
     total = sum(memory.values())
     full = max(total, limit or 0)
     rows = [[KINDS[kind], format_bytes(size), _bar(size, full, console)] for kind, size in memory.items()]
-    rows.append(["together", format_bytes(total), _bar(total, full, console)])
+    rows.append(["total", format_bytes(total), _bar(total, full, console)])
     if limit is not None:
-        rows.append(["one device has", format_bytes(limit), _bar(limit, full, console)])
+        rows.append(["device memory", format_bytes(limit), _bar(limit, full, console)])
     styles = [""] * len(memory) + ["bold", "dim"]
     _columns(["memory on one device", "bytes", ""], rows, [False, True, False], console, styles)
 
@@ -181,11 +181,11 @@ def _bar(size: float, full: float, console: Console) -> str:
 
 def _collectives(document: Document, console: Console) -> None:
     compiled, predicted = document["compiled"], document["collectives"]
-    heads = ["collectives in a step", "over", "count", "bytes on one device", "what"]
+    heads = ["collectives in a step", "mesh axis", "count", "bytes per device", "what"]
     right = [False, False, True, True, False]
     if predicted:
         rows = [[c["kind"], c["axis"], str(c["count"]), format_bytes(c["bytes"]), c["what"]] for c in predicted]
-        rows.append(["together", "", "", format_bytes(sum(c["bytes"] for c in predicted)), ""])
+        rows.append(["total", "", "", format_bytes(sum(c["bytes"] for c in predicted)), ""])
         _columns(heads, rows, right, console, [""] * len(predicted) + ["bold"])
     elif compiled is None:
         say(console, "collectives in a step: none")
@@ -197,12 +197,12 @@ def _collectives(document: Document, console: Console) -> None:
         [kind, axis, format_bytes(before.get((kind, axis), 0)), format_bytes(after.get((kind, axis), 0))]
         for kind, axis in {**before, **after}
     ]
-    rows.append(["together", "", format_bytes(sum(before.values())), format_bytes(sum(after.values()))])
+    rows.append(["total", "", format_bytes(sum(before.values())), format_bytes(sum(after.values()))])
     if compiled["memory"] is not None:
         needed = format_bytes(sum(document["memory"].values()))
-        rows.append(["memory", "", needed, format_bytes(compiled["memory"])])
+        rows.append(["memory per device", "", needed, format_bytes(compiled["memory"])])
     title = f"compiled in {duration(compiled['seconds'])}"
-    _columns([title, "over", "predicted", "compiled"], rows, [False, False, True, True], console)
+    _columns([title, "mesh axis", "predicted", "compiled"], rows, [False, False, True, True], console)
 
 
 def _by_kind(collectives: Sequence[Document]) -> dict[tuple[str, str], int]:
@@ -216,7 +216,7 @@ def _by_kind(collectives: Sequence[Document]) -> dict[tuple[str, str], int]:
 def _runners_up(document: Document, console: Console) -> None:
     if not document["runners_up"]:
         return
-    heads = ["mesh", "remat", "at once", "memory", "traffic", "why"]
+    heads = ["mesh", "remat", "micro-batch", "memory", "traffic", "why"]
     rows = [
         [
             mesh_text(choice["mesh"]),
@@ -236,12 +236,13 @@ def _runners_up(document: Document, console: Console) -> None:
 def _verdict(document: Document) -> list[Piece]:
     needed, limit = format_bytes(sum(document["memory"].values())), document["device_memory"]
     if limit is None:
-        return [("needs: ", "bold"), f"{needed} per device; say how much one has, such as --device-memory 80GiB"]
+        hint = "with --device-memory, such as 80GiB, what is left open is chosen to fit"
+        return [("needs: ", "bold"), f"{needed} per device; {hint}"]
     amounts = f"{needed} of {format_bytes(limit)} per device"
     if document["fits"]:
         return [("fits: ", "bold green"), amounts]
-    change = f"; change {' or '.join(document['remedies'])}" if document["remedies"] else ""
-    return [("does not fit: ", "bold red"), f"{amounts}{change}"]
+    remedies = "".join(f"\n  -> {remedy}" for remedy in document["remedies"])
+    return [("does not fit: ", "bold red"), f"{amounts}{remedies}"]
 
 
 def _columns(

@@ -72,7 +72,9 @@ class ResumableStream(Iterable[Example]):
         """Settles whether its state is trusted."""
         self.trusted = trusted
         if not trusted:
-            self.tell("state_dict() does not lead back to the same examples, so a resumed run reads the stream over")
+            self.tell(
+                "state_dict() does not restore the same examples, so a resumed run reads the stream from its start"
+            )
 
 
 class OpenStream:

@@ -10,6 +10,7 @@ import jax
 
 from redco_cli.console import note, warn
 from redco_cli.console.numbers import format_bytes
+from redco_cli.console.plan import mesh_text
 from redco_cli.job import Job, prepare, stages_of
 from redco_cli.placement import Placement, place, read_loss
 from redco_cli.planning.options import Devices, Option, options
@@ -82,11 +83,11 @@ def _count(sizes: Mapping[str, int] | None) -> int:
 
 
 def _tell(job: Job, best: Option, memory: int) -> None:
-    mesh = " x ".join(f"{axis} {size}" for axis, size in best.plan.mesh.items() if size > 1) or "one device"
     needs = f"{format_bytes(best.memory.total)} of {format_bytes(memory)} per device"
-    note(f"{mesh}, {best.micro_batch_size} examples at once, remat {best.workload.remat}: {needs} by plan")
+    how = f"mesh {mesh_text(best.plan.mesh)}, micro-batch {best.micro_batch_size}, remat {best.workload.remat}"
+    note(f"{how}: {needs} by plan")
     if not best.fits(memory):
-        warn(f"by plan it does not fit; redco inspect-sharding {job.loaded.path} shows what to change")
+        warn(f"by plan this does not fit; redco inspect-sharding {job.loaded.path} shows what to change")
     for warning in best.plan.warnings:
         warn(warning)
 

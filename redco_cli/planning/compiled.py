@@ -25,7 +25,7 @@ def compile_step(option: Option) -> Compiled:
     """Compiles one train step of a way to run a workload, and reads off its memory and its collectives.
 
     Raises:
-        DeviceError: JAX runs with fewer devices, real or pretended, than the mesh has.
+        DeviceError: JAX runs with fewer devices, real or simulated, than the mesh has.
     """
     workload, count = option.workload, option.plan.mesh
     wanted = 1

@@ -58,7 +58,7 @@ def inspect(
         raise DeviceError(place, f"{asked} takes {wanted} devices, but there are {count}", "change one of them")
     hosts = _hosts(count) if hosts is None else hosts
     if count % hosts:
-        problem = f"{count} devices cannot stand evenly in {hosts} hosts"
+        problem = f"{count} devices cannot be shared evenly by {hosts} hosts"
         raise DeviceError("--hosts", problem, f"take a divisor of {count}")
     machine = Devices(count, hosts, device_memory or memory_of_a_device(), compile_it)
     ways, _ = options(workload, machine, sizes)
@@ -109,24 +109,26 @@ def _choice(way: Option, reason: str) -> Choice:
 def _why(
     best: Option, ways: Sequence[Option], machine: Devices, mesh: Mapping[str, int] | None, workload: Workload
 ) -> str:
-    moved = f"moves {format_bytes(best.slow)} between hosts and {format_bytes(best.fast)} within one in a step"
+    moved = (
+        f"in a step a device moves {format_bytes(best.slow)} between hosts, {format_bytes(best.fast)} within its own"
+    )
     again = ", gathering parameters again in the backward pass" if best.again else ""
     if mesh is not None or workload.mesh is not None:
-        return f"given; {moved}{again}"
+        return f"as given; {moved}{again}"
     if not best.fits(machine.memory):
-        return f"nothing fits; it needs least{again}"
+        return f"no configuration fits; this one needs least memory{again}"
     fitting = sum(way.fits(machine.memory) for way in ways)
     if fitting == 1:
-        return f"the only way{'' if machine.memory is None else ' that fits'}; {moved}{again}"
-    of_those = f"the {fitting} ways that fit" if machine.memory is not None else f"{fitting} ways"
-    return f"least estimated time of {of_those}: {moved}{again}"
+        return f"the only configuration{'' if machine.memory is None else ' that fits'}; {moved}{again}"
+    of_those = f"the {fitting} configurations that fit" if machine.memory is not None else f"{fitting} configurations"
+    return f"the fastest of {of_those}, by estimate; {moved}{again}"
 
 
 def _compared(way: Option, best: Option, machine: Devices) -> str:
     if not way.fits(machine.memory):
         return "does not fit"
-    moved = f"{format_bytes(way.slow)} between hosts, {format_bytes(way.fast)} within"
-    return f"estimated {way.seconds / best.seconds:.2f} times as long: {moved}"
+    moved = f"{format_bytes(way.slow)} between hosts, {format_bytes(way.fast)} within one"
+    return f"estimated {way.seconds / best.seconds:.2f} times the step time: {moved}"
 
 
 def _remedies(workload: Workload, best: Option, machine: Devices) -> list[str]:
@@ -149,7 +151,7 @@ def _remedies(workload: Workload, best: Option, machine: Devices) -> list[str]:
         found.append(f"train.optimizer: adafactor saves most of {format_bytes(state)} of optimizer state")
     passing = best.memory.activations + best.memory.logits
     if workload.seq_length is not None and passing > best.memory.total // 10:
-        found.append(f"examples half as long save about {format_bytes(passing // 2)}")
+        found.append(f"half the sequence length saves about {format_bytes(passing // 2)}")
     return found
 
 

@@ -48,7 +48,7 @@ def examine() -> dict[str, Any]:
 def _processes() -> str:
     """What `redco train` would take this process for, without meeting the others."""
     cluster = detect_cluster(os.environ)
-    return "this one alone" if cluster is None else str(cluster)
+    return "1: the environment names no others" if cluster is None else str(cluster)
 
 
 def _memory(device: Any) -> str | None:

@@ -1,4 +1,4 @@
-"""Pretended devices: a CPU that JAX takes for many. Imports no JAX, which reads this when it starts."""
+"""Simulated devices: a CPU that JAX takes for many. Imports no JAX, which reads this when it starts."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class TrainingRun:
         self._meter = Meter()
         self._replaced = False
         self._best = best
-        self._pending_evaluation = step if put_off else None  # the step whose evaluation is still to be done
+        self._pending_eval = step if put_off else None  # the step whose evaluation is still to be done
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self.history: list[tuple[int, Mapping[str, float]]] = []
         loss, everywhere = setup.placement.loss(setup.job), replicated(setup.placement.mesh)
@@ -134,7 +134,7 @@ class TrainingRun:
         """
         sums: defaultdict[str, list[float]] = defaultdict(list)
         waiting: tuple[int, Any] | None = None
-        with closing(self._device_batches(examples, steps)) as batches:
+        with closing(self._batches(examples, steps)) as batches:
             for batch, counts in batches:
                 self._state, metrics = self._train_step(self._state, batch)
                 self._step += 1
@@ -195,15 +195,11 @@ class TrainingRun:
         if self._evaluated is not None and self._evaluated[0] == self._step:
             metric = self._evaluated[1].get(self._setup.job.recipe.eval.best_metric)
         with self._meter.paused():
-            meta = Meta(
-                self._step, finite(metric), self._best, self._pending_evaluation == self._step, self._setup.resolved
-            )
+            meta = Meta(self._step, finite(metric), self._best, self._pending_eval == self._step, self._setup.resolved)
             self._setup.checkpoints.save(self._state, meta, replace=self._replaced)
             self._replaced = False
 
-    def _device_batches(
-        self, examples: Sequence[Example] | None, steps: int | None
-    ) -> Generator[DeviceBatch, None, None]:
+    def _batches(self, examples: Sequence[Example] | None, steps: int | None) -> Generator[DeviceBatch, None, None]:
         """The batches of one call of `train`: the recipe's data from where the run is, or other examples."""
         job, mesh = self._setup.job, self._setup.placement.mesh
         if examples is None:
@@ -221,7 +217,7 @@ class TrainingRun:
         """What happens between two steps: evaluation, checkpoint, the end that a signal asked for."""
         timeline, stopping, improved = self._setup.timeline, self._setup.stop.exit_code is not None, False
         due = self._setup.job.eval_examples is not None and timeline.due(self._step, timeline.eval_every)
-        self._pending_evaluation = self._step if due else None
+        self._pending_eval = self._step if due else None
         if due and not stopping:
             try:
                 improved = self._evaluates_better()
@@ -234,7 +230,7 @@ class TrainingRun:
 
     def catch_up(self) -> None:
         """Does the evaluation that a signal or an error left undone when the checkpoint of this step was saved."""
-        if self._pending_evaluation is not None and self._setup.job.eval_examples is not None:
+        if self._pending_eval is not None and self._setup.job.eval_examples is not None:
             with self._stopping():
                 self._evaluates_better()
             self._replaced = True  # not the state, but what the checkpoint says of itself: it is evaluated now
@@ -243,7 +239,7 @@ class TrainingRun:
     def _evaluates_better(self) -> bool:
         before = self._best
         self._evaluate()
-        self._pending_evaluation = None
+        self._pending_eval = None
         return self._best != before
 
     @contextmanager
@@ -270,9 +266,8 @@ class TrainingRun:
             if math.isfinite(metrics[name]):
                 sums[name].append(metrics[name])
         if streak:
-            handle_skipped_step(
-                step, streak, weight, self._setup.job.recipe.train.max_nonfinite_steps, self._setup.checkpoints
-            )
+            train = self._setup.job.recipe.train
+            handle_skipped_step(step, streak, weight, train.max_nonfinite_steps, self._setup.checkpoints)
         timeline = self._setup.timeline
         if step % timeline.log_every and step != timeline.steps:
             return

@@ -280,7 +280,7 @@ DESCRIPTIONS = [
     (
         "checkpoint-2",
         cut_off("meta/metadata", "checkpoint-2"),
-        "it counts no longer\ncontinuing from it/checkpoint-4\n",
+        "it is ignored\ncontinuing from it/checkpoint-4\n",
     ),
 ]
 
@@ -322,7 +322,7 @@ OTHER = "\n  -> restore the recipe and the plugin that wrote it, or choose anoth
             "Dense(3)",
             "Dense(3, name='out')",
             TRAIN,
-            "params out/bias is missing, params out/kernel is missing, params Dense_0/bias has no use, and 5 more",
+            "params out/bias is missing, params out/kernel is missing, params Dense_0/bias is not used, and 5 more",
         ),
         (
             "def metric_fn",

@@ -68,7 +68,7 @@ def test_plenty_of_memory_changes_nothing_but_the_mesh(devices_have, capsys: pyt
     assert dict(placement.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     needed = options(job_workload(job), Devices(8, 1, PLENTY))[0][0].memory.total
     assert capsys.readouterr().err == (
-        f"data 8, 16 examples at once, remat none: {format_bytes(needed)} of 1 GiB per device by plan\n"
+        f"mesh data=8,fsdp=1,tensor=1, micro-batch 16, remat none: {format_bytes(needed)} of 1 GiB per device by plan\n"
     )
 
 
@@ -99,9 +99,9 @@ def test_little_memory_splits_cuts_and_recomputes_and_the_run_computes_the_same(
     assert found.recipe.train.remat == "full"
     assert found.recipe.train.micro_batch_size == best.micro_batch_size < 16
     assert found.loaded.origins["train.remat"] == "chosen for the memory of the devices"
-    mesh = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    mesh = ",".join(f"{axis}={size}" for axis, size in sizes.items())
     assert capsys.readouterr().err == (
-        f"{mesh}, {best.micro_batch_size} examples at once, remat full: "
+        f"mesh {mesh}, micro-batch {best.micro_batch_size}, remat full: "
         f"{format_bytes(best.memory.total)} of 684 KiB per device by plan\n"
     )
     many = train("recipe.yaml", ["output_dir=many"])
@@ -124,7 +124,7 @@ def test_what_cannot_fit_is_warned_of(devices_have, capsys: pytest.CaptureFixtur
     _, placement = arranged(job_of())
     assert placement.mesh.size == 8
     assert capsys.readouterr().err.splitlines()[1:] == [
-        f"warning: by plan it does not fit; redco inspect-sharding {Path('recipe.yaml')} shows what to change"
+        f"warning: by plan this does not fit; redco inspect-sharding {Path('recipe.yaml')} shows what to change"
     ]
 
 

@@ -34,7 +34,8 @@ def test_the_figures_of_a_report_agree() -> None:
     assert (report.fits, report.remedies, report.compiled) == (True, (), None)
     assert len(report.runners_up) == 3
     assert report.chosen.reason == (
-        "least estimated time of the 10 ways that fit: moves 0 B between hosts and 453 KiB within one in a step"
+        "the fastest of the 10 configurations that fit, by estimate; "
+        "in a step a device moves 0 B between hosts, 453 KiB within its own"
     )
     assert all(choice.reason.startswith("estimated 1.") for choice in report.runners_up)
 
@@ -44,7 +45,7 @@ def test_a_given_mesh_is_the_only_way(mesh: dict[str, int]) -> None:
     report = inspect(TINY, mesh=mesh, batch_size=16, seq_length=32)
     assert report.devices == 8
     assert report.chosen.mesh == {"data": 1, "fsdp": 1, "tensor": 1, **mesh}
-    assert report.chosen.reason.startswith("given; moves 0 B between hosts and ")
+    assert report.chosen.reason.startswith("as given; in a step a device moves 0 B between hosts, ")
     assert (report.fits, report.runners_up) == (None, ())
     assert report.memory.parameters == sum(group.bytes_per_device for group in report.groups)
 
@@ -52,7 +53,7 @@ def test_a_given_mesh_is_the_only_way(mesh: dict[str, int]) -> None:
 def test_what_does_not_fit_has_remedies_with_figures() -> None:
     report = inspect(TINY, devices=2, batch_size=16, seq_length=32, device_memory=900_000)
     assert report.fits is False
-    assert report.chosen.reason.startswith("nothing fits; it needs least")
+    assert report.chosen.reason.startswith("no configuration fits; this one needs least memory")
     assert report.memory.total > 900_000
     more, *others = report.remedies
     count = int(more.split()[0])
@@ -74,7 +75,9 @@ def test_remedies_do_not_fail_where_more_devices_cannot_share_the_batch() -> Non
 
 def test_one_device_has_one_way() -> None:
     report = inspect(TINY, devices=1, batch_size=2, seq_length=16)
-    assert report.chosen.reason == "the only way; moves 0 B between hosts and 0 B within one in a step"
+    assert report.chosen.reason == (
+        "the only configuration; in a step a device moves 0 B between hosts, 0 B within its own"
+    )
     assert report.collectives == ()
 
 
@@ -91,11 +94,11 @@ def test_one_device_has_one_way() -> None:
         ),
         (
             {"devices": 8, "hosts": 3},
-            "--hosts: 8 devices cannot stand evenly in 3 hosts\n  -> take a divisor of 8",
+            "--hosts: 8 devices cannot be shared evenly by 3 hosts\n  -> take a divisor of 8",
         ),
         (
             {"devices": 8, "hosts": 16},
-            "--hosts: 8 devices cannot stand evenly in 16 hosts\n  -> take a divisor of 8",
+            "--hosts: 8 devices cannot be shared evenly by 16 hosts\n  -> take a divisor of 8",
         ),
     ],
 )

@@ -22,9 +22,9 @@ _WIDTH, _MARGIN, _GAP = 1120, 28, 26
 _INSIDE = _WIDTH - 2 * _MARGIN
 _LARGEST = 40_000  # square px of the largest parameter
 _SPLITS = {
-    "replicated": "whole everywhere",
-    "data": "over data",
-    "fsdp": "gathered for use",
+    "replicated": "replicated",
+    "data": "data: stored in shards",
+    "fsdp": "fsdp: gathered for use",
     "columns": "tensor: columns",
     "rows": "tensor: rows",
     "vocabulary": "tensor: vocabulary",
@@ -116,7 +116,7 @@ def _legend() -> Drawn:
     add(drawn, "rect", class_="columns", y=22, width=14, height=14)
     add(drawn, "rect", fill="url(#also-fsdp)", y=22, width=14, height=14)
     add(drawn, "text", "hatched: over fsdp as well", x=20, y=33)
-    note = "An area is the bytes of one parameter. Lines: where it is cut. Strong: what one device holds."
+    note = "Area: the bytes of one parameter. Lines: where it is split. Solid: the shard of one device."
     add(drawn, "text", note, class_="soft", x=210, y=33)
     return drawn, 38
 

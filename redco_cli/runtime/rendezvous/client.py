@@ -70,7 +70,7 @@ def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float, early: Earl
         refused = RedcoError(str(cluster), message["problem"], message["remedy"])
         refused.exit_code = message["code"]
         raise refused
-    problem = f"what answers at {cluster.host}:{cluster.port + 1} ended the meeting, or is no redco"
+    problem = f"what listens at {cluster.host}:{cluster.port + 1} closed the connection, or is not redco"
     raise RedcoError(str(cluster), problem, "look at what process 0 printed, or choose another port")
 
 

@@ -76,7 +76,7 @@ class RendezvousServer:
         with self._lock:
             if self._decided:
                 late = Refusal(
-                    "all have met, or given up, without this process", "was one started twice? give each its id"
+                    "the run has begun, or given up, without this process", "was one started twice? give each its id"
                 )
                 wire.send(op="refused", **asdict(late))
                 wire.close()
@@ -120,7 +120,7 @@ class RendezvousServer:
             if late and found is None:
                 names = ", ".join(map(str, missing))
                 found = Refusal(
-                    f"process{'es' if len(missing) > 1 else ''} {names} of {self._processes} did not come within "
+                    f"process{'es' if len(missing) > 1 else ''} {names} of {self._processes} did not connect within "
                     f"{self._seconds:g} s",
                     "look at what these print, or whether they were started; REDCO_TIMEOUT=SECONDS waits longer",
                 )
@@ -180,7 +180,7 @@ def stopped(hellos: Sequence[Message]) -> Refusal | None:
     for hello in hellos:
         if "stopped" in hello:
             reason, code = hello["stopped"]["reason"], hello["stopped"]["code"]
-            problem = f"process {hello['process']} ({hello['at']}) ended before all had met: {reason}"
+            problem = f"process {hello['process']} ({hello['at']}) ended before all had connected: {reason}"
             return Refusal(problem, "run the same command to continue", code)
     return None
 

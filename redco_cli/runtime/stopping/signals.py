@@ -219,7 +219,7 @@ def _watching(request: StopRequest, tell: Callable[[str], None]) -> Iterator[Non
     seconds = timeout(os.environ)
 
     def missed() -> str:
-        what = "saving was not done" if request.is_reached else "nothing to stop at came"
+        what = "the checkpoint was not written" if request.is_reached else "no step or batch ended"
         return f"{what} within {seconds:g} s of a signal"
 
     late = _ending(seconds, EXIT_REQUEUE, missed, tell)
@@ -259,7 +259,7 @@ def _ending(seconds: float, code: int, why: Callable[[], str], tell: Callable[[s
 
     def end() -> None:
         reason = why()
-        tell(f"{reason}: ending without saving; the last checkpoint counts")
+        tell(f"{reason}: ending without saving; the last checkpoint remains")
         connection = current_connection()
         if connection is not None:
             connection.leave(peaceful=False, code=code, reason=reason)

@@ -269,9 +269,7 @@ class Checkpoints:
     def _restore(self, step: int, **items: dict[str, Any]) -> Any:
         """Items of a checkpoint as nested dicts, born on the shardings of `items`, whose shapes they must have."""
         path = self.path(step)
-        wrong = [
-            f"{name} {misfit}" for name in items for misfit in shape_mismatches(self._stored(step, name), items[name])
-        ]
+        wrong = [f"{name} {one}" for name in items for one in shape_mismatches(self._stored(step, name), items[name])]
         if wrong:
             raise of_another_model(path, wrong)
         with self._readable(step):

@@ -81,7 +81,7 @@ def skip_without_meta(checkpoints: Checkpoints) -> None:
         problem = checkpoints.damage(step, ("meta",))
         if problem is not None:
             if is_main_process():
-                warn(f"{shown(checkpoints.path(step))} is damaged: {problem}; it counts no longer")
+                warn(f"{shown(checkpoints.path(step))} is damaged: {problem}; it is ignored")
             checkpoints.skip(step)
 
 

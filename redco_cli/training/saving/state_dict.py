@@ -41,7 +41,7 @@ def shape_mismatches(saved: Any, wanted: Any) -> list[str]:
     return [
         *wrong,
         *(f"{path} is missing" for path in here if path not in there),
-        *(f"{path} has no use" for path in there if path not in here),
+        *(f"{path} is not used" for path in there if path not in here),
     ]
 
 

@@ -76,8 +76,9 @@ def test_a_missing_process_is_named_on_each():
     assert 0.9 < seconds < 3
     for process, text in zip((0, 2), found, strict=True):
         assert text == (
-            f"process {process} of 4, coordinator localhost:{port} (plain): processes 1, 3 of 4 did not come within 1 s"
-            "\n  -> look at what these print, or whether they were started; REDCO_TIMEOUT=SECONDS waits longer"
+            f"process {process} of 4, coordinator localhost:{port} (plain): "
+            "processes 1, 3 of 4 did not connect within 1 s\n"
+            "  -> look at what these print, or whether they were started; REDCO_TIMEOUT=SECONDS waits longer"
         )
 
 
@@ -127,7 +128,7 @@ def test_a_wrong_port_is_named_within_the_time_out():
     port, wrong = free_port(), free_port()
     found, seconds = meeting([cluster(0, 2, port), cluster(1, 2, wrong)], seconds=1)
     assert seconds < 3
-    assert "process 1 of 2 did not come within 1 s" in found[0]
+    assert "process 1 of 2 did not connect within 1 s" in found[0]
     reason = f"process 0 could not be reached at localhost:{wrong + 1} within 1 s: connection refused"
     assert reason in found[1]
 
@@ -143,7 +144,7 @@ def test_a_stranger_at_the_port_is_no_process():
         port = stranger.getsockname()[1] - 1
         threading.Thread(target=lambda: stranger.accept()[0].close()).start()
         found, _ = meeting([cluster(1, 2, port)], seconds=1)
-    assert f"what answers at localhost:{port + 1} ended the meeting, or is no redco" in found[0]
+    assert f"what listens at localhost:{port + 1} closed the connection, or is not redco" in found[0]
 
 
 def test_a_stranger_that_calls_does_not_disturb():
@@ -219,7 +220,9 @@ def test_what_ends_the_meeting_is_told_to_those_who_come_when_who_said_it_is_gon
         leaving.close()
         ((text,), seconds) = first.result()
     assert seconds < 5
-    assert text.endswith("process 1 (far) ended before all had met: SIGINT\n  -> run the same command to continue")
+    assert text.endswith(
+        "process 1 (far) ended before all had connected: SIGINT\n  -> run the same command to continue"
+    )
 
 
 def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody():
@@ -234,7 +237,7 @@ def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody():
     late.send(op="hello", process=1, processes=2, at="far", seconds=5, facts=FACTS)
     refused = late.receive(5)
     late.close()
-    assert refused["problem"] == "all have met, or given up, without this process"
+    assert refused["problem"] == "the run has begun, or given up, without this process"
     assert ends_of(early, 1) == []
 
 

@@ -139,7 +139,7 @@ def test_a_run_that_cannot_stop_ends_within_the_time_out(monkeypatch: pytest.Mon
     monkeypatch.setenv("REDCO_TIMEOUT", "0.5")
     said = busy(signal.SIGUSR1, code=75)
     assert said == (
-        "nothing to stop at came within 0.5 s of a signal: ending without saving; the last checkpoint counts\n"
+        "no step or batch ended within 0.5 s of a signal: ending without saving; the last checkpoint remains\n"
     )
 
 
@@ -233,7 +233,10 @@ with signals.stop_on_signal(lambda text: print(text, flush=True)) as stop:
 def test_a_save_that_takes_too_long_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDCO_TIMEOUT", "1")
     said = busy(signal.SIGTERM, code=75, program=SAVES)
-    assert said == "saving was not done within 1 s of a signal: ending without saving; the last checkpoint counts\n"
+    assert (
+        said
+        == "the checkpoint was not written within 1 s of a signal: ending without saving; the last checkpoint remains\n"
+    )
 
 
 def busy(*numbers: int, code: int, program: str = BUSY) -> str:

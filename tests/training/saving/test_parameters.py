@@ -144,7 +144,7 @@ def test_parameters_of_another_model_are_named(project: Path) -> None:
     assert refused("model.params=source") == (
         "command line: model.params: the parameters in source/checkpoint-6 are not those of this model: "
         "output/kernel is [16, 8], not [16, 5]; inner/bias is missing; inner/kernel is missing; "
-        "hidden/bias has no use; hidden/kernel has no use; output/bias has no use\n"
+        "hidden/bias is not used; hidden/kernel is not used; output/bias is not used\n"
         "  -> give the model the config and the implementation of that run, or leave model.params out"
     )
 

@@ -212,7 +212,7 @@ def test_a_stream_of_a_plugin_continues_where_it_was_stopped(
     assert_same_run("run", "whole", 28)
     bookmarks = place and [bookmark for _, bookmark in place["bookmarks"] if bookmark is not None]
     assert bool(bookmarks) == (kind in ("own", "datasets"))
-    warned = "state_dict() does not lead back to the same examples, so a resumed run reads the stream over"
+    warned = "state_dict() does not restore the same examples, so a resumed run reads the stream from its start"
     assert (warned in capsys.readouterr().err) == (kind in ("shuffled", "late"))
     if kind == "own":
         read = Counter(map(int, Path("read").read_text().split()))
