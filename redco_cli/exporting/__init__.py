@@ -1,1 +1,9 @@
-"""A room of `redco_cli`."""
+"""A trained model as a directory that transformers and vLLM load.
+
+In: a model, its parameters on the devices, and the checkpoint that its config and tokenizer are from. Out:
+`config.json`, safetensors under PyTorch's names, generation config and tokenizer files, moved into place only when
+loading them again gave the same logits.
+
+Start with `export.export_model`, the whole path. `tensors` names the tensors and fetches each from its devices, `files`
+writes them and what stands beside them, `tokenizer` writes the built-in byte tokenizer, `check` loads and compares.
+"""

@@ -1,1 +1,7 @@
-"""Predictions: every example once, in order."""
+"""Predictions: every example exactly once and in order, continued where a killed prediction stopped.
+
+In: a job, its placement, parameters, and examples. Out: predictions as JSON-able values (`Predictor.all`, which
+evaluation uses too), or a JSON-lines file with one line per example (`write_predictions`, for `redco predict`).
+
+All of it is in `predict`: start with its docstring, which says when a partial file is continued and when it is not.
+"""

@@ -1,1 +1,8 @@
-"""A room of `runtime`."""
+"""Ending a run by a signal: SIGINT, SIGTERM or SIGUSR1 to any process, and all save at the same step.
+
+In: signals. Out: a `StopRequest` that the training loop asks after each step, and `Stopped`, raised between two batches
+of evaluation or prediction; then exit code 75 (requeue) or 130 (Ctrl-C).
+
+Start with the docstring of `signals`: how processes agree on where to stop. `handlers` sets signal handlers for a while
+and keeps forked children from inheriting them.
+"""
