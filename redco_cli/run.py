@@ -18,9 +18,9 @@ from redco_cli.job import Job, check_sizes, prepare, stages_of
 from redco_cli.models.example_inputs import example_inputs, example_loss
 from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.placement import Placement, place, read_loss, read_prediction
-from redco_cli.planning.choice import arranged, memory_of_a_device, placed
+from redco_cli.planning.choice import choose_placement, memory_of_a_device, recipe_placement
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.out_of_memory import explained
+from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.planning.picture.svg import write_picture
 from redco_cli.planning.report import as_json
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
@@ -32,7 +32,7 @@ from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import read, unread
-from redco_cli.training.saving.parameters import check_first, trained_params
+from redco_cli.training.saving.parameters import check_initial_params, trained_params
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
 from redco_cli.training.saving.selection import own_checkpoints
 from redco_cli.training.session import drive, open_run, plan_updates
@@ -74,16 +74,16 @@ def train(recipe: Name, overrides: Sequence[str] = ()) -> TrainResult:
     """
     loaded = load_recipe(recipe, overrides)
     enable_compilation_cache()
-    job, placement = arranged(prepare(loaded, stages=stages_of(loaded.recipe)))
+    job, placement = choose_placement(prepare(loaded, stages=stages_of(loaded.recipe)))
     check_sizes(job, placement.mesh)
     timeline = make_timeline(job.recipe, job.train_size, job.where)
     updates = plan_updates(job, timeline)
     start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
     if start.source is None:
-        check_first(job, start.given)
+        check_initial_params(job, start.initial)
     open_output(start.directory, job.where("output_dir"))
     with (
-        explained(job, placement, "train"),
+        explaining_out_of_memory(job, placement, "train"),
         stop_on_signal(note) as stop,
         TrainProgress(timeline.steps, start.step) as progress,
     ):
@@ -131,8 +131,8 @@ def predict(
     check_output(file, source)
     enable_compilation_cache()
     job = prepare(loaded, stages=("predict",), given=None if source is None else read_jsonl(source))
-    placement = placed(job, read_prediction)
-    with explained(job, placement, "predict"):
+    placement = recipe_placement(job, read_prediction)
+    with explaining_out_of_memory(job, placement, "predict"):
         params, origin = trained_params(job, placement, directory, checkpoint)
         note(f"{len(job.eval_examples)} examples, with the parameters of {origin}")
         with CountProgress("predicting", len(job.eval_examples)) as progress:
@@ -175,7 +175,7 @@ def export(
     enable_compilation_cache()
     job = prepare(loaded, stages=(), given=())
     placement = _spread(job)
-    with explained(job, placement, "export"):
+    with explaining_out_of_memory(job, placement, "export"):
         params, origin = trained_params(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
         note(f"exporting the parameters of {origin}")
         source = None if section.name is None else checkpoint_directory(section, where=job.where)
@@ -275,10 +275,10 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     """
     loaded = load_recipe(recipe, overrides)
     job = prepare(loaded, stages=stages_of(loaded.recipe))
-    check_sizes(job, placed(job, read_loss).mesh)
+    check_sizes(job, recipe_placement(job, read_loss).mesh)
     timeline = make_timeline(job.recipe, job.train_size, job.where)
     plan_updates(job, timeline)
     start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
     if start.source is None:
-        check_first(job, start.given)
+        check_initial_params(job, start.initial)
     return summary(job, timeline), list(masked_sequences(job))

@@ -21,7 +21,7 @@ from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import Reading, unread
 
 
-def arranged(job: Job) -> tuple[Job, Placement]:
+def choose_placement(job: Job) -> tuple[Job, Placement]:
     """A job to train, on its devices.
 
     Where devices say how much memory they have, `mesh: auto`, `train.remat: auto` and `train.micro_batch_size: auto`
@@ -35,7 +35,7 @@ def arranged(job: Job) -> tuple[Job, Placement]:
     """
     memory = _least_memory()
     if memory is None:
-        return job, placed(job, read_loss)
+        return job, recipe_placement(job, read_loss)
     section = job.recipe.mesh
     sizes = None if section == "auto" else section.model_dump()
     best = options(job_workload(job), Devices(_count(sizes), jax.process_count(), memory), sizes)[0][0]
@@ -44,7 +44,7 @@ def arranged(job: Job) -> tuple[Job, Placement]:
     return _with_choices(job, best), Placement(mesh, best.plan, best.again)
 
 
-def placed(job: Job, read: Callable[[Job], Reading]) -> Placement:
+def recipe_placement(job: Job, read: Callable[[Job], Reading]) -> Placement:
     """A job on the mesh of its recipe; `auto` shares the batch among all devices.
 
     Args:

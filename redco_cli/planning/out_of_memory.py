@@ -41,7 +41,9 @@ _POWERS = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 @contextlib.contextmanager
-def explained(job: Job, placement: Placement, stage: Literal["train", "predict", "export"]) -> Iterator[None]:
+def explaining_out_of_memory(
+    job: Job, placement: Placement, stage: Literal["train", "predict", "export"]
+) -> Iterator[None]:
     """Says, when memory runs out, of what it is full and what to change. Costs nothing as long as it does not.
 
     Args:

@@ -29,7 +29,7 @@ from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
-from redco_cli.training.saving.parameters import first_params
+from redco_cli.training.saving.parameters import load_initial_params
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.state import TrainState, frozen_paths, new_state, partition
 from redco_cli.training.timeline import Timeline
@@ -188,9 +188,9 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
         )
         note(f"continuing from {shown(start.source.path(start.step))}")
         return start.source.restore(start.step, placed)
-    params, fresh = first_params(job, placement, start.given)
-    if start.given is not None:
-        note(f"beginning with the parameters of {start.given.name}")
+    params, fresh = load_initial_params(job, placement, start.initial)
+    if start.initial is not None:
+        note(f"beginning with the parameters of {start.initial.name}")
     if fresh:
         note(f"the checkpoint has no {', '.join(fresh)}: initialised, to be trained")
     state: TrainState = jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params)

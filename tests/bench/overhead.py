@@ -18,7 +18,7 @@ import jax
 
 from redco_cli.console import TrainProgress, open_console
 from redco_cli.job import prepare
-from redco_cli.planning.choice import arranged
+from redco_cli.planning.choice import choose_placement
 from redco_cli.recipe.load import load_recipe
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import StopRequest
@@ -65,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, open(Path(folder) / "log", "w", encoding="utf-8") as log:
         overrides = [f"output_dir={folder}/run", f"train.steps={total + 1}", "train.warmup=0", "eval.every=null"]
         overrides += ["eval.at_start=false", "checkpoint.every=null", "logging.plot=false"]
-        job, placement = arranged(prepare(load_recipe(arguments.recipe, overrides), stages=("train",)))
+        job, placement = choose_placement(prepare(load_recipe(arguments.recipe, overrides), stages=("train",)))
         timeline = make_timeline(job.recipe, job.train_size, job.where)
         updates = plan_updates(job, timeline)
         directory = output_directory(job.recipe.output_dir, "output_dir")

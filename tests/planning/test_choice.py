@@ -10,7 +10,7 @@ from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import RedcoError
 from redco_cli.job import Job, prepare
 from redco_cli.planning import choice
-from redco_cli.planning.choice import arranged
+from redco_cli.planning.choice import choose_placement
 from redco_cli.planning.options import Devices, options
 from redco_cli.planning.workload import job_workload
 from redco_cli.recipe.load import load_recipe
@@ -53,7 +53,7 @@ def job_of(*overrides: str) -> Job:
 
 def test_a_cpu_leaves_the_recipe_and_shares_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
     job = job_of()
-    found, placement = arranged(job)
+    found, placement = choose_placement(job)
     assert found is job
     assert dict(placement.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     assert not placement.again
@@ -63,7 +63,7 @@ def test_a_cpu_leaves_the_recipe_and_shares_the_batch(capsys: pytest.CaptureFixt
 def test_plenty_of_memory_changes_nothing_but_the_mesh(devices_have, capsys: pytest.CaptureFixture[str]) -> None:
     devices_have(PLENTY)
     job = job_of()
-    found, placement = arranged(job)
+    found, placement = choose_placement(job)
     assert found is job
     assert dict(placement.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     needed = options(job_workload(job), Devices(8, 1, PLENTY))[0][0].memory.total
@@ -76,11 +76,11 @@ def test_processes_choose_for_the_least_of_their_memories(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(choice, "process_allgather", lambda name, value: [PLENTY, TIGHT])
-    arranged(job_of())
+    choose_placement(job_of())
     assert f" of {format_bytes(TIGHT)} per device by plan" in capsys.readouterr().err
     monkeypatch.setattr(choice, "process_allgather", lambda name, value: [PLENTY, None])
     job = job_of()
-    assert arranged(job)[0] is job
+    assert choose_placement(job)[0] is job
 
 
 def test_little_memory_splits_cuts_and_recomputes_and_the_run_computes_the_same(
@@ -89,7 +89,7 @@ def test_little_memory_splits_cuts_and_recomputes_and_the_run_computes_the_same(
     one = train("recipe.yaml", ["mesh={data: 1}"])
     capsys.readouterr()
     devices_have(TIGHT)
-    found, placement = arranged(job_of())
+    found, placement = choose_placement(job_of())
     best = options(job_workload(job_of()), Devices(8, 1, TIGHT))[0][0]
     assert best.fits(TIGHT)
     sizes = dict(placement.mesh.shape)
@@ -114,14 +114,14 @@ def test_what_the_recipe_decides_stays(devices_have) -> None:
     devices_have(TIGHT)
     decided = ["mesh={data: 2, fsdp: 4}", "train.remat=none", "train.micro_batch_size=8"]
     job = job_of(*decided)
-    found, placement = arranged(job)
+    found, placement = choose_placement(job)
     assert found is job
     assert dict(placement.mesh.shape) == {"data": 2, "fsdp": 4, "tensor": 1}
 
 
 def test_what_cannot_fit_is_warned_of(devices_have, capsys: pytest.CaptureFixture[str]) -> None:
     devices_have(TINY)
-    _, placement = arranged(job_of())
+    _, placement = choose_placement(job_of())
     assert placement.mesh.size == 8
     assert capsys.readouterr().err.splitlines()[1:] == [
         f"warning: by plan this does not fit; redco inspect-sharding {Path('recipe.yaml')} shows what to change"
@@ -130,10 +130,10 @@ def test_what_cannot_fit_is_warned_of(devices_have, capsys: pytest.CaptureFixtur
 
 def test_a_given_mesh_may_leave_devices_out_but_not_ask_for_more(devices_have) -> None:
     devices_have(PLENTY)
-    _, placement = arranged(job_of("mesh={fsdp: 2, tensor: 2}"))
+    _, placement = choose_placement(job_of("mesh={fsdp: 2, tensor: 2}"))
     assert placement.mesh.devices.ravel().tolist() == jax.devices()[:4]
     with pytest.raises(RedcoError) as refused:
-        arranged(job_of("mesh={fsdp: 16}"))
+        choose_placement(job_of("mesh={fsdp: 16}"))
     assert str(refused.value) == (
         "command line: mesh: fsdp 16 takes 16 devices, but 8 cpu devices found\n"
         "  -> take mesh: auto, or sizes with a product of 8"

@@ -12,8 +12,8 @@ from redco_cli.errors import DeviceError, RedcoError
 from redco_cli.job import prepare
 from redco_cli.planning import out_of_memory
 from redco_cli.planning.arguments import parse_bytes
-from redco_cli.planning.choice import arranged
-from redco_cli.planning.out_of_memory import explained
+from redco_cli.planning.choice import choose_placement
+from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import export, predict, train
 from redco_cli.training.loop import TrainingRun
@@ -105,8 +105,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def told(reported: str = ON_A_GPU, *overrides: str) -> str:
     """What a training says whose step fails so."""
-    job, placement = arranged(prepare(load_recipe("recipe.yaml", overrides), stages=("train",)))
-    with pytest.raises(DeviceError) as error, explained(job, placement, "train"):
+    job, placement = choose_placement(prepare(load_recipe("recipe.yaml", overrides), stages=("train",)))
+    with pytest.raises(DeviceError) as error, explaining_out_of_memory(job, placement, "train"):
         raise jax.errors.JaxRuntimeError(reported)
     return str(error.value)
 
@@ -145,7 +145,7 @@ def test_an_edit_saves_what_is_said(text: str) -> None:
     """The plan of the edited recipe needs less by what the plan of the failing one promised, to the digits shown."""
 
     def needed(*overrides: str) -> int:
-        job, placement = arranged(prepare(load_recipe("recipe.yaml", overrides), stages=("train",)))
+        job, placement = choose_placement(prepare(load_recipe("recipe.yaml", overrides), stages=("train",)))
         return out_of_memory._option(job, placement.plan, again=False).memory.total
 
     before, promised = needed(), SAVING.findall(text)
@@ -172,9 +172,9 @@ def test_a_plan_that_fails_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_other_errors_pass() -> None:
-    job, placement = arranged(prepare(load_recipe("recipe.yaml"), stages=("train",)))
+    job, placement = choose_placement(prepare(load_recipe("recipe.yaml"), stages=("train",)))
     for error in (jax.errors.JaxRuntimeError("INTERNAL: something"), RedcoError("a", "b"), KeyError("x")):
-        with pytest.raises(type(error)) as raised, explained(job, placement, "train"):
+        with pytest.raises(type(error)) as raised, explaining_out_of_memory(job, placement, "train"):
             raise error
         assert raised.value is error
 
@@ -182,18 +182,18 @@ def test_other_errors_pass() -> None:
 def test_an_evaluation_that_does_not_fit_names_its_batch(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `Program` reports it; beside what helps every step."""
     monkeypatch.setattr(out_of_memory, "_TRAIN_EDITS", ())
-    job, placement = arranged(prepare(load_recipe("recipe.yaml"), stages=("train", "eval")))
+    job, placement = choose_placement(prepare(load_recipe("recipe.yaml"), stages=("train", "eval")))
     reported = DeviceError("eval step", "too little", "less")
     reported.__cause__ = jax.errors.JaxRuntimeError(ON_A_GPU)
-    with pytest.raises(DeviceError) as error, explained(job, placement, "train"):
+    with pytest.raises(DeviceError) as error, explaining_out_of_memory(job, placement, "train"):
         raise reported
     problem = text.partition("\n  -> ")[0].replace("training:", "eval step:")
     assert str(error.value) == f"{problem}\n  -> eval.batch_size: 8 saves about 32 GiB"
 
 
 def test_memory_of_the_host_is_another() -> None:
-    job, placement = arranged(prepare(load_recipe("recipe.yaml"), stages=("train",)))
-    with pytest.raises(DeviceError) as error, explained(job, placement, "train"):
+    job, placement = choose_placement(prepare(load_recipe("recipe.yaml"), stages=("train",)))
+    with pytest.raises(DeviceError) as error, explaining_out_of_memory(job, placement, "train"):
         raise MemoryError("Unable to allocate 7.28 TiB")
     assert str(error.value) == (
         "host memory: this process ran out of the memory of its machine: Unable to allocate 7.28 TiB\n"

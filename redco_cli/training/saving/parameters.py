@@ -77,7 +77,7 @@ def find_initial_checkpoint(loaded: LoadedRecipe) -> InitialCheckpoint | None:
     return InitialCheckpoint(checkpoints, step, where)
 
 
-def check_first(job: Job, given: InitialCheckpoint | None) -> None:
+def check_initial_params(job: Job, given: InitialCheckpoint | None) -> None:
     """Finds out what is wrong with the first parameters of a run from what files say of themselves: none is read.
 
     Raises:
@@ -95,7 +95,9 @@ def check_first(job: Job, given: InitialCheckpoint | None) -> None:
         raise ModelError(given.where, problem, remedy)
 
 
-def first_params(job: Job, placement: Placement, given: InitialCheckpoint | None) -> tuple[Params, tuple[str, ...]]:
+def load_initial_params(
+    job: Job, placement: Placement, given: InitialCheckpoint | None
+) -> tuple[Params, tuple[str, ...]]:
     """The parameters to begin with, on the mesh.
 
     Args:
@@ -113,7 +115,7 @@ def first_params(job: Job, placement: Placement, given: InitialCheckpoint | None
     if given is None:
         section, where = job.recipe.model, job.where
         return initial_params(job.model, section, placement.params, seed=job.recipe.seed, where=where)
-    check_first(job, given)
+    check_initial_params(job, given)
     return given.checkpoints.restore_params(given.step, _placed(job, placement)), ()
 
 
@@ -139,7 +141,7 @@ def trained_params(
     steps = steps_of(own)
     if choice == "last" and not steps and (section.params is not None or section.name is not None):
         given = find_initial_checkpoint(job.loaded)
-        return first_params(job, placement, given)[0], str(section.name) if given is None else given.name
+        return load_initial_params(job, placement, given)[0], str(section.name) if given is None else given.name
     if choice not in ("last", "best"):
         checkpoints, step = named_checkpoint(choice, job.recipe, where, "last, best")
         refuse_damaged(checkpoints, step, _ITEMS)

@@ -134,7 +134,7 @@ class Start:
         best: step and value of the run's best evaluation until then; None without any.
         put_off: whether the evaluation of this step is still to be done.
         data: where the run was in data of unknown length; None for data whose order follows from the step alone.
-        given: the checkpoint of another run whose parameters a fresh run begins with (`model.params`); None without.
+        initial: the checkpoint of another run whose parameters a fresh run begins with (`model.params`); None without.
     """
 
     directory: Path
@@ -144,7 +144,7 @@ class Start:
     best: Best = None
     put_off: bool = False
     data: Mapping[str, Any] | None = None
-    given: InitialCheckpoint | None = None
+    initial: InitialCheckpoint | None = None
 
 
 def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
@@ -174,7 +174,7 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
         source, step = named_checkpoint(choice, loaded.recipe, where, "auto, never")
         refuse_damaged(source, step)
     if choice == "never" or (choice == "auto" and not steps):
-        return Start(directory, own, given=find_initial_checkpoint(loaded))
+        return Start(directory, own, initial=find_initial_checkpoint(loaded))
     newer = [other for other in own.steps() if other > step]
     if newer:
         remedy = "choose another output_dir, or move the newer ones away"
