@@ -28,7 +28,7 @@ NOTES = """
 OPTIONS = [f"plugin.options.{stage}={seconds}" for stage, seconds in (("train", 0.05), ("eval", 0.2), ("predict", 0.2))]
 STEPS = 240
 LONG = [*OPTIONS, f"train.steps={STEPS}", "eval.every=10", "eval.batch_size=8", "checkpoint.every=3", "data.workers=1"]
-MOMENTS = ("compiling", "training", "evaluating", "predicting", "saving")
+PHASES = ("compiling", "training", "evaluating", "predicting", "saving")
 _STAGES = {"evaluating": "eval", "predicting": "predict"}
 
 
@@ -76,13 +76,13 @@ def finished(children: Sequence[subprocess.Popen[str]]) -> list[Ended]:
     return [replace(end, err=Path(f"log-{process}").read_text()) for process, end in enumerate(ends)]
 
 
-def come(moment: str, children: Sequence[subprocess.Popen[str]], dice: random.Random) -> None:
-    """Waits for a moment of a run, and a little longer."""
+def wait_for_phase(phase: str, children: Sequence[subprocess.Popen[str]], dice: random.Random) -> None:
+    """Waits for a phase of a run, and a little longer."""
     lines, now, deadline = Path("run/metrics.jsonl"), Path("now"), time.monotonic() + 240
     began, before = time.time(), lines.stat().st_size if lines.exists() else 0
     now.unlink(missing_ok=True)
     grown = before + dice.randrange(1, 20_000)
-    wait = dice.uniform(0, 5) if moment == "anywhere" else dice.uniform(0, 0.3)
+    wait = dice.uniform(0, 5) if phase == "anywhere" else dice.uniform(0, 0.3)
     while all(child.poll() is None for child in children):
         stage = now.read_text() if now.exists() else ""
         size = lines.stat().st_size if lines.exists() else 0
@@ -92,9 +92,9 @@ def come(moment: str, children: Sequence[subprocess.Popen[str]], dice: random.Ra
             "compiling": "compiling train step" in Path("log-0").read_text(),
             "training": is_new and (size > grown or size < before),
             "saving": is_new and any(Path("run").glob("*.orbax-checkpoint-tmp")),
-        }.get(moment, is_new and stage == _STAGES.get(moment)):
+        }.get(phase, is_new and stage == _STAGES.get(phase)):
             break
-        assert time.monotonic() < deadline, moment
+        assert time.monotonic() < deadline, phase
         time.sleep(0.001)
     time.sleep(wait)
 
@@ -113,18 +113,18 @@ def test_ten_signals_at_random_moments_change_nothing(processes: int, devices: i
     seed = random.SystemRandom().randrange(10_000)
     dice = random.Random(seed)
     whole(processes, devices, f"mesh={mesh}")
-    moments = [*MOMENTS, *MOMENTS]
-    dice.shuffle(moments)
+    phases = [*PHASES, *PHASES]
+    dice.shuffle(phases)
     took = []
-    for number, moment in enumerate(moments):
-        fresh = {"REDCO_CACHE": f"cache-{number}"} if moment == "compiling" else {}
+    for number, phase in enumerate(phases):
+        fresh = {"REDCO_CACHE": f"cache-{number}"} if phase == "compiling" else {}
         children = begun(processes, devices, [*LONG, f"mesh={mesh}"], **fresh)
-        come(moment, children, dice)
+        wait_for_phase(phase, children, dice)
         began = time.monotonic()
         children[dice.randrange(processes)].send_signal(dice.choice([signal.SIGTERM, signal.SIGUSR1]))
         ends = finished(children)
-        took.append((moment, round(time.monotonic() - began, 1)))
-        assert [end.code for end in ends] == [75] * processes, (seed, moment, [end.err[-2000:] for end in ends])
+        took.append((phase, round(time.monotonic() - began, 1)))
+        assert [end.code for end in ends] == [75] * processes, (seed, phase, [end.err[-2000:] for end in ends])
         checkpoints = Checkpoints(Path("run").resolve(), 3, "min")
         last = checkpoints.steps()[-1]
         assert checkpoints.damage(last) is None
@@ -171,7 +171,7 @@ def test_two_processes_stop_predicting_and_continue() -> None:
 def test_a_second_interrupt_ends_all_at_once(processes: int) -> None:
     """Even where data that does not come keeps the run from the end of its step."""
     children = begun(processes, 1, [*LONG, f"mesh={{data: {processes}}}"])
-    come("training", children, random.Random(0))
+    wait_for_phase("training", children, random.Random(0))
     Path("hold").touch()
     time.sleep(2)
     children[-1].send_signal(signal.SIGINT)
@@ -192,17 +192,17 @@ def test_one_of_two_processes_killed_twenty_times_changes_nothing() -> None:
     dice, mesh = random.Random(seed), "mesh={data: 2, fsdp: 2, tensor: 2}"
     whole(2, 4, mesh)
     took = []
-    for moment in ["anywhere", "training", "saving", "evaluating"] * 5:
+    for phase in ["anywhere", "training", "saving", "evaluating"] * 5:
         children = begun(2, 4, [*LONG, mesh])
-        come(moment, children, dice)
+        wait_for_phase(phase, children, dice)
         began, killed = time.monotonic(), dice.randrange(2)
         children[killed].kill()
         ends = finished(children)
-        took.append((moment, killed, round(time.monotonic() - began, 1)))
-        assert [end.code for end in ends] == ([-9, 1] if killed == 0 else [1, -9]), (seed, moment, ends)
+        took.append((phase, killed, round(time.monotonic() - began, 1)))
+        assert [end.code for end in ends] == ([-9, 1] if killed == 0 else [1, -9]), (seed, phase, ends)
         assert f"processes: process {killed} " in ends[1 - killed].err
         assert "is gone" in ends[1 - killed].err
-    print(f"seed {seed}, moment, process, seconds until the other ended: {took}")
+    print(f"seed {seed}, phase, process, seconds until the other ended: {took}")
     run_several(["train", "recipe.yaml", *LONG, mesh], 2, 4)
     exact("run", "whole", STEPS)
     assert not list(Path("run").glob("*tmp*"))
@@ -238,7 +238,7 @@ def test_a_run_moves_between_devices_and_processes() -> None:
     whole(1, 8, "mesh={data: 8}")
     for processes, devices, mesh in CHAIN[:-1]:
         children = begun(processes, devices, [*LONG, f"mesh={mesh}"])
-        come("training", children, random.Random(0))
+        wait_for_phase("training", children, random.Random(0))
         children[-1].terminate()
         ends = finished(children)
         assert [end.code for end in ends] == [75] * processes, ends

@@ -56,33 +56,33 @@ def interrupted(step: int, *overrides: str) -> None:
             train("recipe.yaml", overrides)
 
 
-def kill_when(moment: str, dice: random.Random, *overrides: str) -> None:
+def kill_when(phase: str, dice: random.Random, *overrides: str) -> None:
     """Trains in a process of its own, and ends it with SIGKILL: anywhere, or while it trains, or while it saves."""
     lines = Path("run/metrics.jsonl")
     before = lines.stat().st_size if lines.exists() else 0
     with subprocess.Popen([sys.executable, "-c", TRAIN, *overrides], stderr=subprocess.DEVNULL) as process:
-        if moment == "anywhere":
+        if phase == "anywhere":
             time.sleep(dice.uniform(0, 6))
         else:
             grown = before + dice.randrange(1, 20_000)
             while process.poll() is None:
                 saving = any(Path("run").glob("*.orbax-checkpoint-tmp"))
                 trained = lines.exists() and (lines.stat().st_size > grown or lines.stat().st_size < before)
-                if saving if moment == "saving" else trained:
+                if saving if phase == "saving" else trained:
                     break
                 time.sleep(0.001)
             time.sleep(dice.uniform(0, 0.02))
         process.kill()
 
 
-def kill_and_complete(moments: list[str], *overrides: str) -> None:
+def kill_and_complete(phases: list[str], *overrides: str) -> None:
     """A run that is killed again and again equals the uninterrupted one."""
     seed = random.SystemRandom().randrange(10_000)
-    print(f"seed of the moments: {seed}")
+    print(f"seed of the phases: {seed}")
     dice = random.Random(seed)
     train("recipe.yaml", ["output_dir=whole", *overrides])
-    for moment in moments:
-        kill_when(moment, dice, "plugin.options.seconds=0.02", *overrides)
+    for phase in phases:
+        kill_when(phase, dice, "plugin.options.seconds=0.02", *overrides)
     subprocess.run([sys.executable, "-c", TRAIN, "plugin.options.seconds=0.02", *overrides], check=True)
     rows = Counter((row["kind"], row["step"]) for row in read_records(Path("run/metrics.jsonl")))
     assert set(rows.values()) == {1}
@@ -101,8 +101,8 @@ def test_a_killed_run_ends_as_if_nothing_happened() -> None:
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("data", [[], STREAM], ids=["indexed", "stream"])
 def test_a_run_that_is_killed_twenty_times_ends_as_if_nothing_happened(data: list[str]) -> None:
-    moments = ["anywhere", "training", "saving", "training"] * 5
-    kill_and_complete(moments, "train.steps=60", "checkpoint.every=2", "eval.every=5", *data)
+    phases = ["anywhere", "training", "saving", "training"] * 5
+    kill_and_complete(phases, "train.steps=60", "checkpoint.every=2", "eval.every=5", *data)
 
 
 @pytest.mark.slow
