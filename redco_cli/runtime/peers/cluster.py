@@ -30,7 +30,7 @@ class Cluster:
     """The processes of a run.
 
     Attributes:
-        kind: who started them: `plain`, `Kubernetes`, `Open MPI`, `Slurm`, `MPI`, `TPU`.
+        kind: who started them: `REDCO variables`, `Kubernetes`, `Open MPI`, `Slurm`, `MPI`, `TPU`.
         coordinator: `host:port` of process 0; the port after it is used as well.
         processes: how many there are, at least two.
         process: which one this is, from 0.
@@ -101,7 +101,7 @@ Found = tuple[str, int, int, str]
 def _plain(environ: Mapping[str, str]) -> Found | None:
     if not {PROCESSES, PROCESS} & environ.keys():
         return None
-    index, kind = PROCESS, "plain"
+    index, kind = PROCESS, "REDCO variables"
     if PROCESS not in environ and "JOB_COMPLETION_INDEX" in environ:
         index, kind = "JOB_COMPLETION_INDEX", "Kubernetes"
     missing = next((name for name in (PROCESSES, index, COORDINATOR) if not environ.get(name)), None)

@@ -40,7 +40,17 @@ class PeerFailure:
 
 
 class Connection:
-    """The connection to the server."""
+    """The connection of this process to the rendezvous server, which process 0 runs.
+
+    Attributes:
+        process: which one this is.
+        processes: how many there are.
+        failure: why the run cannot go on; None while it can.
+        frozen: the exit code that all were asked to stop with; None before.
+        stop_at: the point at which all stop; None before it is agreed on.
+        on_freeze: called with exit code and asking process; returns the first point that is not passed.
+        on_stop: called with the point at which to stop.
+    """
 
     def __init__(self, wire: Wire, process: int, processes: int, coordinator: str, patience: float) -> None:
         """Does not listen yet.

@@ -23,7 +23,7 @@ SLICES = {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COO
 @pytest.mark.parametrize(
     ("environ", "cluster"),
     [
-        (PLAIN, Cluster("plain", "host0:1234", 4, 1, None)),
+        (PLAIN, Cluster("REDCO variables", "host0:1234", 4, 1, None)),
         (
             {"REDCO_NUM_PROCESSES": "4", "REDCO_COORDINATOR": "job-0.job:8476", "JOB_COMPLETION_INDEX": "3"},
             Cluster("Kubernetes", "job-0.job:8476", 4, 3, None),
@@ -31,7 +31,7 @@ SLICES = {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COO
         (SLURM, Cluster("Slurm", "gpu007:63440", 4, 2, None)),
         (SLURM | {"CUDA_VISIBLE_DEVICES": "0,1"}, Cluster("Slurm", "gpu007:63440", 4, 2, 2)),
         (SLURM | OPEN_MPI, Cluster("Open MPI", "10.96.0.1:65280", 4, 3, None)),
-        (SLURM | PLAIN, Cluster("plain", "host0:1234", 4, 1, None)),
+        (SLURM | PLAIN, Cluster("REDCO variables", "host0:1234", 4, 1, None)),
         (SLURM | {"REDCO_COORDINATOR": "[::1]:77"}, Cluster("Slurm", "[::1]:77", 4, 2, None)),
         (
             {"PMI_SIZE": "2", "PMI_RANK": "0", "MPI_LOCALNRANKS": "2"},
@@ -41,7 +41,7 @@ SLICES = {"MEGASCALE_NUM_SLICES": "2", "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COO
         (TPU | SLICES, Cluster("TPU", "first:8476", 4, 3, None)),
         (
             PLAIN | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-            Cluster("plain", "host0:1234", 4, 1, 4),
+            Cluster("REDCO variables", "host0:1234", 4, 1, 4),
         ),
         ({}, None),
         (SLURM | {"REDCO_NUM_PROCESSES": "1"}, None),
@@ -56,7 +56,7 @@ def test_what_started_the_processes_is_recognised(environ, cluster):
 
 
 def test_it_is_told_in_one_line():
-    assert str(detect_cluster(PLAIN)) == "process 1 of 4, coordinator host0:1234 (plain)"
+    assert str(detect_cluster(PLAIN)) == "process 1 of 4, coordinator host0:1234 (REDCO variables)"
     assert (detect_cluster(PLAIN).host, detect_cluster(PLAIN).port) == ("host0", 1234)
     assert detect_cluster(PLAIN | {"REDCO_COORDINATOR": "[::1]:77"}).host == "::1"
 

@@ -24,7 +24,7 @@ FACTS = {"jax": "1", "devices": 2}
 
 
 def cluster(process, processes, port, host="localhost"):
-    return Cluster("plain", f"{host}:{port}", processes, process, None)
+    return Cluster("REDCO variables", f"{host}:{port}", processes, process, None)
 
 
 def meeting(clusters, seconds=3.0, known=None, late=None):
@@ -76,7 +76,7 @@ def test_a_missing_process_is_named_on_each():
     assert 0.9 < seconds < 3
     for process, text in zip((0, 2), found, strict=True):
         assert text == (
-            f"process {process} of 4, coordinator localhost:{port} (plain): "
+            f"process {process} of 4, coordinator localhost:{port} (REDCO variables): "
             "processes 1, 3 of 4 did not connect within 1 s\n"
             "  -> look at what these print, or whether they were started; REDCO_TIMEOUT=SECONDS waits longer"
         )
