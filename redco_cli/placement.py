@@ -16,13 +16,13 @@ from redco_cli.plugin.calls import call_predict
 from redco_cli.plugin.contract import Batch, Loss, Params
 from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.mesh import make_mesh
+from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.decide.follow import follow
 from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.decide.override import Override
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import BATCH_AXES, Plan
 from redco_cli.sharding.program.reading import Reading, read
-from redco_cli.sharding.rows import rows_shared
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Placement:
         ways = math.prod(self.plan.mesh[axis] for axis in BATCH_AXES)
 
         def on_the_mesh(*arguments: Any) -> Any:
-            with rows_shared(ways):
+            with batch_sharded(ways):
                 return function(*arguments)
 
         return gathering(on_the_mesh, self.plan.specs, self.plan.gathered, self.mesh, again=self.again)
@@ -111,7 +111,7 @@ def read_loss(job: Job) -> Reading:
         return job.loss(params, arrays, jax.random.key(0), train=True).sum
 
     rows = micro_batch_size(job.recipe)
-    with rows_shared(rows):
+    with batch_sharded(rows):
         return read(loss, job.model.abstract, abstract_batch(job, rows))
 
 

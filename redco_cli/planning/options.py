@@ -19,12 +19,12 @@ import jax
 
 from redco_cli.errors import DeviceError, ModelError
 from redco_cli.planning.workload import Workload
+from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
 from redco_cli.sharding.predict.collectives import ONCE_A_PASS
 from redco_cli.sharding.predict.memory import Program, StepMemory, Way, estimate
 from redco_cli.sharding.program.reading import Reading, read
-from redco_cli.sharding.rows import rows_shared
 from redco_cli.training.state import merge, partition
 
 FLOPS = 150e12
@@ -100,9 +100,9 @@ class Planner:
             return workload.loss(params, arrays, key).sum
 
         self._loss = loss
-        with rows_shared(size) as sharing:
+        with batch_sharded(size) as shards:
             self.reading: Reading = read(loss, workload.abstract, batch)
-        self._by_ways = sharing.asked
+        self._by_shards = shards.consulted
         self._programs: dict[int, Program] = {}
         self._trainable, self._frozen = partition(workload.abstract, workload.frozen)
         self._opt_state = jax.eval_shape(workload.optimizer.init, self._trainable)
@@ -159,10 +159,10 @@ class Planner:
         return estimate(program, self._opt_state, plan.mesh, specs, used, way, batch_specs=(over_batch, rest_used))
 
     def _program(self, ways: int) -> Program:
-        """The gradient of a batch whose rows so many devices share."""
-        key = ways if self._by_ways else 1
+        """The gradient of a batch that is split over so many devices."""
+        key = ways if self._by_shards else 1
         if key not in self._programs:
-            with rows_shared(key):
+            with batch_sharded(key):
                 self._programs[key] = Program(
                     lambda some, rest: self._loss(merge(some, rest[1]), rest[0]),
                     self._trainable,

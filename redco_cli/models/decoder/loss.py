@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.plugin.contract import IGNORED_LABEL
-from redco_cli.sharding.rows import row_groups
+from redco_cli.sharding.batch_shards import partial_sums
 
 Array = Any
 _LARGEST_ROW = 2**26
@@ -98,7 +98,7 @@ def cross_entropy(
     most = max(1, min(-(-length // _FEWEST_PIECES), _LARGEST_ROW // head.kernel.shape[1]))
     how = _How(
         most if positions is None else min(length, positions),
-        row_groups(batch) if groups is None else groups,
+        partial_sums(batch) if groups is None else groups,
         config.logits_scale,
         config.logits_softcap,
     )

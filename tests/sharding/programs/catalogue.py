@@ -18,7 +18,7 @@ from redco_cli.models.config.tasks import flax_class_names
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
-from redco_cli.sharding.rows import rows_shared
+from redco_cli.sharding.batch_shards import batch_sharded
 from tests.models.flax.tiny import CONFIGS, config_for, where
 from tests.sharding.programs.small import SMALL, token_loss
 
@@ -144,7 +144,7 @@ def _ours(name: str) -> Program:
     assert isinstance(model, DecoderModel)
 
     def loss_fn(params: Any, batch: Any) -> Any:
-        with rows_shared(BATCH):
+        with batch_sharded(BATCH):
             loss = model.next_token_loss(params, **batch)
         return loss.sum / loss.weight
 
