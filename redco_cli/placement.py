@@ -32,12 +32,13 @@ class Placement:
     Attributes:
         mesh: the devices.
         plan: where each parameter lives and is used.
-        again: gathered parameters are forgotten after the forward pass, and gathered again in the backward pass.
+        reshard_after_forward: gathered parameters are forgotten after the forward pass, and gathered again in the
+            backward pass.
     """
 
     mesh: Mesh
     plan: Plan
-    again: bool = False
+    reshard_after_forward: bool = False
 
     def shardings(self, specs: Any) -> Any:
         """A tree of `PartitionSpec`s as one of shardings on the mesh."""
@@ -77,24 +78,30 @@ class Placement:
             with batch_sharded(ways):
                 return function(*arguments)
 
-        return gathering(on_the_mesh, self.plan.specs, self.plan.gathered, self.mesh, again=self.again)
+        return gathering(
+            on_the_mesh,
+            self.plan.specs,
+            self.plan.gathered,
+            self.mesh,
+            reshard_after_forward=self.reshard_after_forward,
+        )
 
 
-def place(job: Job, reading: Reading, sizes: Mapping[str, int], *, again: bool = False) -> Placement:
+def place(job: Job, reading: Reading, sizes: Mapping[str, int], *, reshard_after_forward: bool = False) -> Placement:
     """Plans a job on the devices of this machine, or of all processes.
 
     Args:
         job: the job.
         reading: its program.
         sizes: of the mesh axes.
-        again: whether gathered parameters are gathered again in the backward pass.
+        reshard_after_forward: whether gathered parameters are gathered again in the backward pass.
 
     Raises:
         DeviceError: too few devices, or parameters that cannot be split so.
         RecipeError: `sharding.override` does not fit.
     """
     plan = make_plan(reading, sizes, override=overrides(job.recipe), where=job.where)
-    return Placement(make_mesh(sizes, job.where), plan, again)
+    return Placement(make_mesh(sizes, job.where), plan, reshard_after_forward)
 
 
 def overrides(recipe: Recipe) -> tuple[Override, ...]:

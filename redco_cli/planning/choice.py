@@ -41,7 +41,7 @@ def choose_placement(job: Job) -> tuple[Job, Placement]:
     best = options(job_workload(job), Devices(_count(sizes), jax.process_count(), memory), sizes)[0][0]
     _tell(job, best, memory)
     mesh = make_mesh(best.plan.mesh, job.where)
-    return _with_choices(job, best), Placement(mesh, best.plan, best.again)
+    return _with_choices(job, best), Placement(mesh, best.plan, best.reshard_after_forward)
 
 
 def recipe_placement(job: Job, read: Callable[[Job], Reading]) -> Placement:

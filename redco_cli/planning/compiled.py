@@ -35,7 +35,7 @@ def compile_step(option: Option) -> Compiled:
         problem = f"{wanted} devices are wanted, and JAX runs with {jax.device_count()}"
         remedy = f"set XLA_FLAGS=--xla_force_host_platform_device_count={wanted} before JAX starts, as the command does"
         raise DeviceError("--compile", problem, remedy)
-    placement = Placement(make_mesh(count, workload.where), option.plan, option.again)
+    placement = Placement(make_mesh(count, workload.where), option.plan, option.reshard_after_forward)
     state = jax.eval_shape(lambda params: new_state(params, workload.frozen, workload.optimizer), workload.abstract)
     places = placement.following(state, workload.abstract)
 

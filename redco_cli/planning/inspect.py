@@ -112,7 +112,7 @@ def _why(
     moved = (
         f"in a step a device moves {format_bytes(best.slow)} between hosts, {format_bytes(best.fast)} within its own"
     )
-    again = ", gathering parameters again in the backward pass" if best.again else ""
+    again = ", gathering parameters again in the backward pass" if best.reshard_after_forward else ""
     if mesh is not None or workload.mesh is not None:
         return f"as given; {moved}{again}"
     if not best.fits(machine.memory):

@@ -23,7 +23,7 @@ from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
 from redco_cli.sharding.predict.collectives import ONCE_A_PASS
-from redco_cli.sharding.predict.memory import Program, StepMemory, Way, estimate
+from redco_cli.sharding.predict.memory import Program, StepConfig, StepMemory, estimate
 from redco_cli.sharding.program.reading import Reading, read
 from redco_cli.training.state import merge, partition
 
@@ -60,7 +60,7 @@ class Option:
         workload: with the loss that recomputes, if this way does.
         plan: where parameters live, and what a step moves.
         micro_batch_size: examples that go through the model at once, on all devices together.
-        again: gathered parameters are gathered again in the backward pass.
+        reshard_after_forward: gathered parameters are gathered again in the backward pass.
         memory: of one device.
         slow: bytes that one device moves between hosts in a step.
         fast: bytes within its host.
@@ -70,7 +70,7 @@ class Option:
     workload: Workload
     plan: Plan
     micro_batch_size: int
-    again: bool
+    reshard_after_forward: bool
     memory: StepMemory
     slow: int
     fast: int
@@ -106,7 +106,7 @@ class Planner:
         self._programs: dict[int, Program] = {}
         self._trainable, self._frozen = partition(workload.abstract, workload.frozen)
         self._opt_state = jax.eval_shape(workload.optimizer.init, self._trainable)
-        self._traced: dict[tuple[int, Way], tuple[Plan, StepMemory]] = {}
+        self._traced: dict[tuple[int, StepConfig], tuple[Plan, StepMemory]] = {}
 
     def plan(self, sizes: Mapping[str, int]) -> Plan:
         """The plan on a mesh.
@@ -116,13 +116,18 @@ class Planner:
         """
         return make_plan(self.reading, sizes, override=self.workload.override, where=self.workload.where)
 
-    def option(self, plan: Plan, micro_batch_size: int, *, again: bool) -> Option:
+    def option(self, plan: Plan, micro_batch_size: int, *, reshard_after_forward: bool) -> Option:
         """One way, with its figures."""
         passes = self.workload.global_batch_size // micro_batch_size
-        way = Way(min(passes, 2), again=again, eager=self._devices.eager, copies_state=self._devices.eager)
-        memory = self._memory(plan, micro_batch_size, way)
+        config = StepConfig(
+            min(passes, 2),
+            reshard_after_forward=reshard_after_forward,
+            cpu_backend=self._devices.eager,
+            copies_state=self._devices.eager,
+        )
+        memory = self._memory(plan, micro_batch_size, config)
         scale = self.workload.global_batch_size / self._size
-        moved = _per_step(plan.collectives, passes, scale, again or self.workload.remat == "full")
+        moved = _per_step(plan.collectives, passes, scale, reshard_after_forward or self.workload.remat == "full")
         per_host = max(1, self._devices.count // self._devices.hosts)
         slow = sum(c.bytes for c in moved if _spans_hosts(c.axis, plan.mesh, per_host))
         fast = sum(c.bytes for c in moved) - slow
@@ -132,12 +137,12 @@ class Planner:
         compute = 6 * parameters * units * recomputed / (self._devices.count * FLOPS)
         seconds = compute + slow / SLOW_LINK + fast / FAST_LINK
         measured = replace(plan, collectives=moved)
-        return Option(self.workload, measured, micro_batch_size, again, memory, slow, fast, seconds)
+        return Option(self.workload, measured, micro_batch_size, reshard_after_forward, memory, slow, fast, seconds)
 
-    def _memory(self, plan: Plan, micro_batch_size: int, way: Way) -> StepMemory:
-        if (id(plan), way) not in self._traced:
-            self._traced[id(plan), way] = plan, self._estimate(plan, way)
-        traced = self._traced[id(plan), way][1]
+    def _memory(self, plan: Plan, micro_batch_size: int, config: StepConfig) -> StepMemory:
+        if (id(plan), config) not in self._traced:
+            self._traced[id(plan), config] = plan, self._estimate(plan, config)
+        traced = self._traced[id(plan), config][1]
         scale = micro_batch_size / self._size
         ways = plan.mesh[DATA] * plan.mesh[FSDP]
         batch = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._batch))
@@ -150,13 +155,13 @@ class Planner:
             batch=int(batch * self.workload.global_batch_size / self._size) // ways,
         )
 
-    def _estimate(self, plan: Plan, way: Way) -> StepMemory:
+    def _estimate(self, plan: Plan, config: StepConfig) -> StepMemory:
         """Of the batch that is traced; the same for every size of a micro-batch."""
         specs, _ = partition(plan.specs, self.workload.frozen)
         used, rest_used = partition(plan.gathered, self.workload.frozen)
         over_batch = jax.tree.map(lambda _: jax.sharding.PartitionSpec(BATCH_AXES), self._batch)
         program = self._program(plan.mesh[DATA] * plan.mesh[FSDP])
-        return estimate(program, self._opt_state, plan.mesh, specs, used, way, batch_specs=(over_batch, rest_used))
+        return estimate(program, self._opt_state, plan.mesh, specs, used, config, batch_specs=(over_batch, rest_used))
 
     def _program(self, ways: int) -> Program:
         """The gradient of a batch that is split over so many devices."""
@@ -244,10 +249,10 @@ def _all(
 
 def _best(planner: Planner, plan: Plan, possible: Sequence[int], memory: int | None) -> Option:
     """The largest micro-batch that fits, gathering parameters again only where that is needed; else the smallest."""
-    option = planner.option(plan, possible[0], again=False)
+    option = planner.option(plan, possible[0], reshard_after_forward=False)
     for size in possible:
-        for again in (False, True) if plan.mesh[FSDP] > 1 else (False,):
-            option = planner.option(plan, size, again=again)
+        for reshard in (False, True) if plan.mesh[FSDP] > 1 else (False,):
+            option = planner.option(plan, size, reshard_after_forward=reshard)
             if option.fits(memory):
                 return option
     return option
@@ -261,15 +266,15 @@ def _rank(option: Option, memory: int | None) -> tuple[bool, float]:
 def _is_plain(option: Option, devices: Devices) -> bool:
     """Nothing that recomputing could make better: it fits in one pass without splitting layers."""
     whole = option.micro_batch_size == option.workload.global_batch_size
-    return option.fits(devices.memory) and whole and option.plan.mesh[TENSOR] == 1 and not option.again
+    return option.fits(devices.memory) and whole and option.plan.mesh[TENSOR] == 1 and not option.reshard_after_forward
 
 
-def _per_step(moved: Sequence[Collective], passes: int, scale: float, again: bool) -> tuple[Collective, ...]:
+def _per_step(moved: Sequence[Collective], passes: int, scale: float, regathers: bool) -> tuple[Collective, ...]:
     """What a step of several passes moves: parameters and gradients in each, activations in proportion to the batch."""
     found = []
     for one in moved:
         if one.what in ONCE_A_PASS:
-            twice = 2 if again and one.kind == "all-gather" else 1
+            twice = 2 if regathers and one.kind == "all-gather" else 1
             found.append(replace(one, count=one.count * passes * twice, bytes=one.bytes * passes * twice))
         else:
             found.append(replace(one, count=one.count * passes, bytes=int(one.bytes * scale)))

@@ -77,7 +77,7 @@ def _shortage(job: Job, placement: Placement, stage: str, where: str, reported: 
     problem, each = f"the devices ran out of memory: {_first_line(reported)}", placement.plan.bytes_per_device
     try:
         if stage == "train":
-            now = _option(job, placement.plan, again=placement.again)
+            now = _option(job, placement.plan, reshard_after_forward=placement.reshard_after_forward)
             held, total = _held(now), now.memory.total
             edits = [edit for find in _TRAIN_EDITS for edit in find(job, placement, now)]
             if where == "eval step":
@@ -130,13 +130,13 @@ def _parameters(plan: Plan) -> str:
     return f"parameters {format_bytes(plan.bytes_per_device)} (largest: {largest})"
 
 
-def _option(job: Job, plan: Plan, *, again: bool, micro: int | None = None) -> Option:
+def _option(job: Job, plan: Plan, *, reshard_after_forward: bool, micro: int | None = None) -> Option:
     """A job on a mesh, with its memory by plan."""
     workload = replace(job_workload(job), recomputing=None)
     size = micro or micro_batch_size(job.recipe)
     eager = jax.default_backend() == "cpu"
     devices = Devices(math.prod(plan.mesh.values()), jax.process_count(), None, eager)
-    return Planner(workload, devices, size).option(plan, size, again=again)
+    return Planner(workload, devices, size).option(plan, size, reshard_after_forward=reshard_after_forward)
 
 
 def _smaller_micro_batch(job: Job, placement: Placement, now: Option) -> list[Edit]:
@@ -144,7 +144,7 @@ def _smaller_micro_batch(job: Job, placement: Placement, now: Option) -> list[Ed
     sizes = [size for size in range(ways, now.micro_batch_size // 2 + 1, ways) if batch % size == 0]
     if not sizes:
         return []
-    then = _option(job, placement.plan, again=placement.again, micro=sizes[-1])
+    then = _option(job, placement.plan, reshard_after_forward=placement.reshard_after_forward, micro=sizes[-1])
     return [(now.memory.total - then.memory.total, f"train.micro_batch_size: {sizes[-1]}")]
 
 
@@ -176,7 +176,9 @@ def _edited(job: Job, placement: Placement, now: Option, section: str, key: str,
     changed = getattr(job.recipe, section).model_copy(update={key: value})
     loaded = replace(job.loaded, recipe=job.recipe.model_copy(update={section: changed}))
     try:
-        then = _option(prepare(loaded, stages=("train",)), placement.plan, again=placement.again)
+        then = _option(
+            prepare(loaded, stages=("train",)), placement.plan, reshard_after_forward=placement.reshard_after_forward
+        )
     except RedcoError:  # a model that cannot recompute, a plugin that needs its length
         return []
     return [(now.memory.total - then.memory.total, f"{section}.{key}: {value}")]
@@ -191,7 +193,7 @@ def _other_meshes(job: Job, placement: Placement, now: Option) -> list[Edit]:
         if now.micro_batch_size % sizes[FSDP] or sizes == dict(now.plan.mesh) or count == 1:
             continue
         try:
-            then = _option(job, planner.plan(sizes), again=False)
+            then = _option(job, planner.plan(sizes), reshard_after_forward=False)
         except RedcoError:  # heads, or an override, that these devices cannot share
             continue
         found.append((now.memory.total - then.memory.total, f"mesh: {{{axis}: {count}}}"))

@@ -56,7 +56,7 @@ def test_a_cpu_leaves_the_recipe_and_shares_the_batch(capsys: pytest.CaptureFixt
     found, placement = choose_placement(job)
     assert found is job
     assert dict(placement.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    assert not placement.again
+    assert not placement.reshard_after_forward
     assert capsys.readouterr().err == ""
 
 

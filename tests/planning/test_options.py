@@ -122,8 +122,11 @@ def test_micro_batches_and_gathering_again_take_less_memory_and_move_more(tiny: 
 
     planner = Planner(tiny, Devices(8, 1, None), 16)
     plan = planner.plan({"data": 1, "fsdp": 4, "tensor": 2})
-    whole, halves = planner.option(plan, 16, again=False), planner.option(plan, 8, again=False)
-    again = planner.option(plan, 8, again=True)
+    whole, halves = (
+        planner.option(plan, 16, reshard_after_forward=False),
+        planner.option(plan, 8, reshard_after_forward=False),
+    )
+    again = planner.option(plan, 8, reshard_after_forward=True)
     assert halves.memory.activations < 0.6 * whole.memory.activations
     assert halves.memory.batch == whole.memory.batch
 

@@ -146,7 +146,7 @@ def test_an_edit_saves_what_is_said(text: str) -> None:
 
     def needed(*overrides: str) -> int:
         job, placement = choose_placement(prepare(load_recipe("recipe.yaml", overrides), stages=("train",)))
-        return out_of_memory._option(job, placement.plan, again=False).memory.total
+        return out_of_memory._option(job, placement.plan, reshard_after_forward=False).memory.total
 
     before, promised = needed(), SAVING.findall(text)
     assert len(promised) >= 3

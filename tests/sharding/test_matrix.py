@@ -108,7 +108,7 @@ def compare(name, mesh, found):
 @pytest.mark.parametrize(("name", "mesh"), cases(AGAIN, AGAIN))
 def test_a_step_that_gathers_again_equals_one_on_one_device(name, mesh):
     one, plan = derived(name, mesh)
-    trial = attempt(one.loss_fn, one.values(), one.batch, plan, again=True, expected=expected(name))
+    trial = attempt(one.loss_fn, one.values(), one.batch, plan, reshard_after_forward=True, expected=expected(name))
     check_equal(name, trial)
 
 

@@ -145,26 +145,26 @@ def test_names_and_order_do_not_matter_for_very_many(sketch, seed):
     check_names(sketch, seed)
 
 
-def check_equal(sketch, again):
+def check_equal(sketch, reshard_after_forward):
     plan = plan_of(sketch)
     assume(plan is not None)
-    trial = attempt(sketch.loss, sketch.values(), sketch.batch(), plan, again=again)
+    trial = attempt(sketch.loss, sketch.values(), sketch.batch(), plan, reshard_after_forward=reshard_after_forward)
     if trial.worst >= TOLERANCE:  # some programs are so steep that the last bit of a parameter changes more
         assert trial.worst < 4 * due_to_rounding(sketch.loss, sketch.values(), sketch.batch()), trial.gradients
 
 
 @run_few
 @given(small_sketches, st.booleans())
-def test_a_step_equals_one_on_one_device(sketch, again):
-    check_equal(sketch, again)
+def test_a_step_equals_one_on_one_device(sketch, reshard_after_forward):
+    check_equal(sketch, reshard_after_forward)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @run_many
 @given(sketches, st.booleans())
-def test_very_many_steps_equal_those_on_one_device(sketch, again):
-    check_equal(sketch, again)
+def test_very_many_steps_equal_those_on_one_device(sketch, reshard_after_forward):
+    check_equal(sketch, reshard_after_forward)
 
 
 def test_meshes_are_all_of_eight_devices():

@@ -47,7 +47,7 @@ class Trial:
         return max(self.loss, *self.gradients.values())
 
 
-def compiled(loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, again: bool = False) -> Any:
+def compiled(loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, reshard_after_forward: bool = False) -> Any:
     """The step, and where it takes its arguments.
 
     Args:
@@ -55,12 +55,12 @@ def compiled(loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, again: bool 
         params: abstract or not.
         batch: arrays, their leading dim split over `data` and `fsdp`.
         plan: of the parameters.
-        again: gather once more in the backward pass.
+        reshard_after_forward: gather once more in the backward pass.
     """
     mesh = device_mesh(plan.mesh)
     stored = jax.tree.map(lambda spec: NamedSharding(mesh, spec), plan.specs)
     split = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(BATCH_AXES)), batch)
-    gathers = gathering(loss_fn, plan.specs, plan.gathered, mesh, again=again)
+    gathers = gathering(loss_fn, plan.specs, plan.gathered, mesh, reshard_after_forward=reshard_after_forward)
     step = jax.jit(
         jax.value_and_grad(gathers),
         in_shardings=(stored, split),
@@ -70,7 +70,13 @@ def compiled(loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, again: bool 
 
 
 def attempt(
-    loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, again: bool = False, expected: tuple[Any, ...] | None = None
+    loss_fn: Loss,
+    params: Any,
+    batch: Any,
+    plan: Plan,
+    *,
+    reshard_after_forward: bool = False,
+    expected: tuple[Any, ...] | None = None,
 ) -> Trial:
     """One step on the mesh of a plan beside one on one device; arguments as for `compiled`, parameters real.
 
@@ -78,7 +84,7 @@ def attempt(
         expected: loss and gradients of one device, where they are known.
     """
     loss, gradients = one_device(loss_fn, params, batch) if expected is None else expected[:2]
-    step, where = compiled(loss_fn, params, batch, plan, again=again)
+    step, where = compiled(loss_fn, params, batch, plan, reshard_after_forward=reshard_after_forward)
     found_loss, found = step(*jax.device_put((params, batch), where))
     temporary = step.memory_analysis().temp_size_in_bytes
     return Trial(

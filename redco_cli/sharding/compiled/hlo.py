@@ -165,10 +165,10 @@ def turns(program: Program, loop: Instruction, inside: str) -> int | None:
     state = _evaluate(program, program.computations[inside], loop.operands[0], [], {})
     condition, body = (program.computations[loop.called(part)[0]] for part in ("condition", "body"))
     for number in range(_MOST_TURNS):
-        again = _result(program, condition, [state])
-        if again is None:
+        holds = _result(program, condition, [state])
+        if holds is None:
             return None
-        if not again:
+        if not holds:
             return number
         state = _result(program, body, [state])
     return None

@@ -5,7 +5,7 @@ A parameter p lives in shards over `fsdp`. Used as it is, a matmul x·p would mo
     forward     y = x · gather(p)          gather: from `lives` to `used`, an all-gather over fsdp
     backward    dp = scatter(xᵀ · dy)      scatter: back to `lives`, a reduce-scatter over fsdp
 
-it moves the parameter once each way, and no device ever holds more gathered parameters than the compiler needs at a
+it moves the parameter once each context, and no device ever holds more gathered parameters than the compiler needs at a
 time. Layers that are stacked and scanned are gathered one by one, inside the loop. This is fully sharded data
 parallelism (ZeRO stage 3, arXiv 1910.02054) said in constraints on arrays.
 """
@@ -28,16 +28,16 @@ _VIEWS = ("transpose", "reshape", "squeeze", "expand_dims", "convert_element_typ
 
 
 @dataclass(frozen=True)
-class _Way:
+class _Context:
     """How parameters are gathered.
 
     Attributes:
         mesh: the devices.
-        again: once more in the backward pass.
+        reshard_after_forward: once for the forward pass, and once more for the backward pass.
     """
 
     mesh: Mesh
-    again: bool
+    reshard_after_forward: bool
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Stored:
         return gather(self.value)
 
     def seen(self, equation: Any) -> _Stored:
-        """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
+        """The same parameter, seen in another context; cast at once, as it is cheaper to gather in fewer bits."""
         if equation.primitive.name == "convert_element_type" and not self.views:
             return replace(self, value=_bind(equation, [self.value])[0])
         return replace(self, views=(*self.views, equation))
@@ -92,7 +92,7 @@ class _Stored:
 
 
 def gathering(
-    function: Callable[..., Any], specs: Any, gathered: Any, mesh: Mesh, *, again: bool = False
+    function: Callable[..., Any], specs: Any, gathered: Any, mesh: Mesh, *, reshard_after_forward: bool = False
 ) -> Callable[..., Any]:
     """The same function of parameters that live in shards.
 
@@ -101,8 +101,8 @@ def gathering(
         specs: like the parameters, where each lives.
         gathered: the same, where each is used.
         mesh: the devices.
-        again: forget gathered parameters after the forward pass, and gather them once more in the backward pass: half
-            as much again is moved, and they take no memory in between.
+        reshard_after_forward: forget gathered parameters after the forward pass, and gather them once more in the
+            backward pass, as PyTorch's FSDP2 names it: half as much again is moved, and they take no memory in between.
 
     Returns:
         A function of the same arguments, to be called under `jax.jit`; `function` itself where nothing is gathered.
@@ -110,7 +110,7 @@ def gathering(
     lives, used = (jax.tree.leaves(tree, is_leaf=_is_spec) for tree in (specs, gathered))
     if lives == used and mesh.shape.get(TENSOR, 1) == 1:
         return function
-    way = _Way(mesh, again)
+    context = _Context(mesh, reshard_after_forward)
 
     def gathers(params: Any, *others: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *others)
@@ -118,7 +118,7 @@ def gathering(
             _Stored(value, where, there)
             for value, where, there in zip(jax.tree.leaves(params), lives, used, strict=True)
         ]
-        results = _evaluate(closed.jaxpr, closed.consts, [*stored, *jax.tree.leaves(others)], way)
+        results = _evaluate(closed.jaxpr, closed.consts, [*stored, *jax.tree.leaves(others)], context)
         return jax.tree.unflatten(jax.tree.structure(shape), [_whole(x, mesh) for x in results])
 
     return gathers
@@ -140,7 +140,7 @@ def _like(stored: Any, value: Any) -> Any:
     return replace(stored, value=value) if isinstance(stored, _Stored) else value
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], way: _Way) -> list[Any]:
+def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], context: _Context) -> list[Any]:
     """Runs a jaxpr on arrays and stored parameters."""
     known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))
@@ -150,41 +150,41 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], way: _Way)
 
     for equation in jaxpr.eqns:
         with jax.named_scope(str(equation.source_info.name_stack) or equation.primitive.name):
-            results = _apply(equation, [read(atom) for atom in equation.invars], way)
+            results = _apply(equation, [read(atom) for atom in equation.invars], context)
         known.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _apply(equation: Any, operands: Sequence[Any], way: _Way) -> Sequence[Any]:
+def _apply(equation: Any, operands: Sequence[Any], context: _Context) -> Sequence[Any]:
     """One equation: parameters pass through views and into loops as they are stored, all else gathers them."""
     name, params = equation.primitive.name, equation.params
     if any(isinstance(x, _Stored) for x in operands):
         if name in _INLINED:
             inner = params.get("jaxpr", params.get("call_jaxpr"))
-            return _evaluate(inner.jaxpr, inner.consts, operands, way)
+            return _evaluate(inner.jaxpr, inner.consts, operands, context)
         if name in _REMAT:
-            return _remat(equation, operands, way)
+            return _remat(equation, operands, context)
         if name == "scan":
-            return _scan(equation, operands, way)
+            return _scan(equation, operands, context)
         if name in _VIEWS and len(operands) == 1:
             return [operands[0].seen(equation)]
-        if way.again and any(isinstance(x, _Stored) and x.lives != x.used for x in operands):
+        if context.reshard_after_forward and any(isinstance(x, _Stored) and x.lives != x.used for x in operands):
             use = jax.checkpoint(
-                lambda values: _use(equation, [_like(x, y) for x, y in zip(operands, values, strict=True)], way)
+                lambda values: _use(equation, [_like(x, y) for x, y in zip(operands, values, strict=True)], context)
             )
             results: Sequence[Any] = use([_value(x) for x in operands])
             return results
-    return _use(equation, operands, way)
+    return _use(equation, operands, context)
 
 
-def _use(equation: Any, operands: Sequence[Any], way: _Way) -> Sequence[Any]:
+def _use(equation: Any, operands: Sequence[Any], context: _Context) -> Sequence[Any]:
     """An equation on whole parameters."""
     params = equation.params
     grouped = equation.primitive.name == "conv_general_dilated" and params["feature_group_count"] > 1
-    if grouped and way.mesh.shape.get(TENSOR, 1) > 1:
+    if grouped and context.mesh.shape.get(TENSOR, 1) > 1:
         image, kernel = operands
-        operands = [_busy(image, kernel, params["dimension_numbers"], way.mesh), kernel]
-    return list(_bind(equation, [_whole(x, way.mesh) for x in operands]))
+        operands = [_busy(image, kernel, params["dimension_numbers"], context.mesh), kernel]
+    return list(_bind(equation, [_whole(x, context.mesh) for x in operands]))
 
 
 def _busy(images: Any, kernel: Any, numbers: Any, mesh: Mesh) -> Any:
@@ -211,35 +211,37 @@ def _bind(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
     return results if equation.primitive.multiple_results else [results]
 
 
-def _remat(equation: Any, operands: Sequence[Any], way: _Way) -> Sequence[Any]:
+def _remat(equation: Any, operands: Sequence[Any], context: _Context) -> Sequence[Any]:
     """Gathered inside, so that the backward pass gathers again."""
     params = equation.params
 
     def body(values: Sequence[Any]) -> list[Any]:
         inside = [_like(x, value) for x, value in zip(operands, values, strict=True)]
-        return [_whole(x, way.mesh) for x in _evaluate(params["jaxpr"], [], inside, way)]
+        return [_whole(x, context.mesh) for x in _evaluate(params["jaxpr"], [], inside, context)]
 
-    again = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
-    results: list[Any] = again([_value(x) for x in operands])
+    rematerialized = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
+    results: list[Any] = rematerialized([_value(x) for x in operands])
     return results
 
 
-def _scan(equation: Any, operands: Sequence[Any], way: _Way) -> Sequence[Any]:
+def _scan(equation: Any, operands: Sequence[Any], context: _Context) -> Sequence[Any]:
     """Consts and layers go in as they are stored, and are gathered in each round."""
     params = equation.params
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
     consts = operands[:first]
-    stacked = [_whole(x, way.mesh) if isinstance(x, _Stored) and x.views else x for x in operands[last:]]
+    stacked = [_whole(x, context.mesh) if isinstance(x, _Stored) and x.views else x for x in operands[last:]]
     inner = params["jaxpr"]
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
         slices = [x.slice(value) if isinstance(x, _Stored) else value for x, value in zip(stacked, xs, strict=True)]
-        results = [_whole(x, way.mesh) for x in _evaluate(inner.jaxpr, inner.consts, [*consts, *carry, *slices], way)]
+        results = [
+            _whole(x, context.mesh) for x in _evaluate(inner.jaxpr, inner.consts, [*consts, *carry, *slices], context)
+        ]
         return results[: last - first], results[last - first :]
 
     carry, ys = jax.lax.scan(
         body,
-        [_whole(x, way.mesh) for x in operands[first:last]],
+        [_whole(x, context.mesh) for x in operands[first:last]],
         [_value(x) for x in stacked],
         length=params["length"],
         reverse=params["reverse"],

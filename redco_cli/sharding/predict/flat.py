@@ -94,7 +94,7 @@ class _Reader:
         inner = next((params[key] for key in _BODIES if key in params), None) if name in CALLS else None
         if inner is not None:
             if params.get("differentiated"):
-                self.arrays.again.update(operands)
+                self.arrays.rematerialized.update(operands)
             if params.get("differentiated") and params.get("prevent_cse"):
                 operands = tuple(x if x == SCALAR else self._fresh_view(x) for x in operands)
             return self.run(inner, operands)

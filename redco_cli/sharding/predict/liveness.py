@@ -39,12 +39,12 @@ class Reads:
     Attributes:
         times: when.
         sliced: by loops, one slice at a time.
-        again: also by parts of the backward pass that are rematerialized.
+        rematerialized: also by parts of the backward pass that are rematerialized.
     """
 
     times: tuple[int, ...]
     sliced: bool
-    again: bool
+    rematerialized: bool
 
 
 @dataclass(frozen=True)
@@ -79,28 +79,28 @@ class Timeline:
     length: int
 
 
-def timeline(flat: Flat, weights: Collection[int], *, eager: bool) -> Timeline:
+def timeline(flat: Flat, weights: Collection[int], *, cpu_backend: bool) -> Timeline:
     """Plays a program.
 
     Args:
         flat: the program.
         weights: those of its inputs that are parameters.
-        eager: whether everything is computed as soon as it can be, and library kernels take in what lies around them,
-            as XLA has it on a CPU; otherwise in the order of the program.
+        cpu_backend: whether everything is computed as soon as it can be, and library kernels take in what lies around
+            them, as XLA has it on a CPU; otherwise in the order of the program.
     """
-    fusion = Fusion(flat.ops, flat.outputs, flat, kernels=eager)
-    return _Player(flat, fusion, flat.inputs, weights, eager).timeline(flat.outputs)
+    fusion = Fusion(flat.ops, flat.outputs, flat, kernels=cpu_backend)
+    return _Player(flat, fusion, flat.inputs, weights, cpu_backend).timeline(flat.outputs)
 
 
 class _Player:
     def __init__(
-        self, flat: Flat, fusion: Fusion, inputs: Sequence[int], weights: Collection[int], eager: bool
+        self, flat: Flat, fusion: Fusion, inputs: Sequence[int], weights: Collection[int], cpu_backend: bool
     ) -> None:
-        self._flat, self._fusion, self._eager = flat, fusion, eager
+        self._flat, self._fusion, self._cpu_backend = flat, fusion, cpu_backend
         self._inputs, self._weights = frozenset(inputs), frozenset(weights)
-        self._order = self._eager_order() if eager else [i for i, written in enumerate(fusion.written) if written]
+        self._order = self._cpu_order() if cpu_backend else [i for i, written in enumerate(fusion.written) if written]
 
-    def _eager_order(self) -> list[int]:
+    def _cpu_order(self) -> list[int]:
         """Breadth first: what is ready is done in the order in which it became so."""
         fusion, final = self._fusion, self._fusion.final()
         missing: dict[int, int] = {}
@@ -150,7 +150,9 @@ class _Player:
             deaths.update(dict.fromkeys(self._fusion.reads[index], time))
             op = self._fusion.ops[index]
             for place, array in enumerate(op.results):
-                early = self._eager and op.name == "scan" and place >= op.params["num_carry"]  # it is made of zeros
+                early = (
+                    self._cpu_backend and op.name == "scan" and place >= op.params["num_carry"]
+                )  # it is made of zeros
                 births[array], deaths[array] = 0 if early else time, time
         for index in self._order:
             self._share(index, births, deaths)
@@ -176,15 +178,15 @@ class _Player:
 
     def _loops(self, time: int, op: Op, places: Mapping[int, int]) -> list[Loop]:
         if op.name != "scan":
-            return [Loop(time, timeline(body, (), eager=self._eager), ()) for body in op.bodies]
+            return [Loop(time, timeline(body, (), cpu_backend=self._cpu_backend), ()) for body in op.bodies]
         body, carried = op.bodies[0], op.params["num_carry"]
         first = op.params["num_consts"] + carried
         slices = [Op("dynamic_slice", (SCALAR,), (x,), {}) for x in body.inputs[first:]]
         stacks = [Op(STACK, (y,), (), {}) for y in body.outputs[carried:] if y != SCALAR]
         given = zip(body.inputs, map(self._fusion.base, op.operands), strict=True)
         weights = [inside for inside, outside in given if self._is_of_weights(outside)]
-        fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, kernels=self._eager)
-        player = _Player(self._flat, fusion, body.inputs[:first], weights, self._eager)
+        fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, kernels=self._cpu_backend)
+        player = _Player(self._flat, fusion, body.inputs[:first], weights, self._cpu_backend)
         stacked = tuple(places[x] for x in op.results[carried:])
         return [Loop(time, player.timeline(body.outputs[:carried], body.outputs[carried:]), stacked)]
 
@@ -207,8 +209,8 @@ class _Player:
     def _input_reads(self) -> dict[int, Reads]:
         times: dict[int, list[int]] = {}
         sliced: set[int] = set()
-        rematerialized = self._flat.arrays.again
-        again = self._inputs & rematerialized
+        rematerialized = self._flat.arrays.rematerialized
+        reread = self._inputs & rematerialized
         for time, index in enumerate(self._order):
             op = self._fusion.ops[index]
             if op.name != "convert_element_type":  # what is cast is gathered after it
@@ -216,9 +218,9 @@ class _Player:
                     times.setdefault(array, []).append(time)
             if op.name == "scan":
                 inside = zip(op.operands, op.bodies[0].inputs, strict=True)
-                again = again | {outer for outer, inner in inside if inner in rematerialized}
+                reread = reread | {outer for outer, inner in inside if inner in rematerialized}
                 sliced.update(op.operands[op.params["num_consts"] + op.params["num_carry"] :])
-        return {array: Reads(tuple(found), array in sliced, array in again) for array, found in times.items()}
+        return {array: Reads(tuple(found), array in sliced, array in reread) for array, found in times.items()}
 
     def _around_loss(self, outputs: Sequence[int]) -> tuple[int, int]:
         before = self._fusion.before(self._fusion.base(outputs[0])) if outputs else set()

@@ -8,7 +8,7 @@ of state, and activations. At the worst moment
     temporary = gradients + gathered + copies + activations + logits
 
 Gradients count whole, though at the worst moment some may not be there yet: `activations` is what is left for the rest.
-`compiled_memory` cuts the figures of a compiled step in the same way.
+`compiled_memory` cuts the figures of a compiled step in the same config.
 """
 
 from __future__ import annotations
@@ -92,20 +92,20 @@ class StepMemory:
 
 
 @dataclass(frozen=True)
-class Way:
+class StepConfig:
     """How a step runs.
 
     Attributes:
         micro_batches: into how many a batch is cut; their gradients are added up.
-        again: parameters that were gathered for the forward pass are gathered again for the backward pass.
-        eager: everything is computed as soon as it can be, products in float32, and sums over devices are taken
-            together: what XLA makes of a program for a CPU. Otherwise in the order of the program, each sum on its own.
+        reshard_after_forward: parameters that were gathered for the forward pass are gathered again for the backward.
+        cpu_backend: as XLA compiles for a CPU: everything is computed as soon as it can be, products in float32, and
+            sums over devices are taken together. Otherwise in the order of the program, each sum on its own.
         copies_state: the update reads old state after the new one was begun, so that XLA copies it for a CPU.
     """
 
     micro_batches: int = 1
-    again: bool = False
-    eager: bool = True
+    reshard_after_forward: bool = False
+    cpu_backend: bool = True
     copies_state: bool = True
 
 
@@ -143,12 +143,15 @@ class Program:
         self._jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(*arguments)
         self._played: dict[tuple[bool, bool], tuple[Flat, Timeline]] = {}
 
-    def played(self, partitioned: bool, eager: bool) -> tuple[Flat, Timeline]:
+    def played(self, partitioned: bool, cpu_backend: bool) -> tuple[Flat, Timeline]:
         """Its operations, and when its arrays exist; see `flatten` and `timeline`."""
-        if (partitioned, eager) not in self._played:
-            flat = flatten(self._jaxpr, partitioned=partitioned, upcast=eager)
-            self._played[partitioned, eager] = flat, timeline(flat, flat.inputs[: len(self.order)], eager=eager)
-        return self._played[partitioned, eager]
+        if (partitioned, cpu_backend) not in self._played:
+            flat = flatten(self._jaxpr, partitioned=partitioned, upcast=cpu_backend)
+            self._played[partitioned, cpu_backend] = (
+                flat,
+                timeline(flat, flat.inputs[: len(self.order)], cpu_backend=cpu_backend),
+            )
+        return self._played[partitioned, cpu_backend]
 
 
 def estimate(
@@ -157,7 +160,7 @@ def estimate(
     mesh: Mapping[str, int],
     specs: Any,
     gathered: Any,
-    way: Way,
+    config: StepConfig,
     *,
     batch_specs: Any = None,
 ) -> StepMemory:
@@ -169,11 +172,11 @@ def estimate(
         mesh: sizes of the axes `data`, `fsdp` and `tensor`.
         specs: like the parameters, a `PartitionSpec` each: where it lives.
         gathered: the same: where it is used.
-        way: how the step runs.
+        config: how the step runs.
         batch_specs: like the batch; default: the leading dim of every array over `data` and `fsdp`.
     """
-    repeated = way.micro_batches > 1
-    flat, line = program.played(repeated or math.prod(mesh.values()) > 1, way.eager)
+    repeated = config.micro_batches > 1
+    flat, line = program.played(repeated or math.prod(mesh.values()) > 1, config.cpu_backend)
     lives, used = ([_specs(tree)[place] for place in program.order] for tree in (specs, gathered))
     given = flat.inputs[len(used) :]
     over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)
@@ -181,16 +184,23 @@ def estimate(
     local = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(program.leaves, lives, strict=True)]
     trained = local[: program.trained]
     own = sizes[line.arrays]
-    before, summed = own.copy(), way.eager and mesh[DATA] * mesh[FSDP] > 1
+    before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
     at_once = repeated or mesh[FSDP] == 1
     gradients = add_gradients(line, own, trained, added=repeated, summed=summed, at_once=at_once)
     layered = [places[0] for places in line.outputs[1:] if places and line.made_by[places[0]] == "scan"]
     found = curves(line, sizes, own, layered if summed else ())
     moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
-    add_gathered(found.weights, line, moved, eager=way.eager, again=way.again, repeated=repeated)
+    add_gathered(
+        found.weights,
+        line,
+        moved,
+        cpu_backend=config.cpu_backend,
+        reshard_after_forward=config.reshard_after_forward,
+        repeated=repeated,
+    )
     where = _specs(follow(opt_state, program.params, specs))
     state = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(jax.tree.leaves(opt_state), where, strict=True)]
-    copies = sorted(state, reverse=True) if way.copies_state and way.eager else []
+    copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
     time, temporary = _worst(
         line, found.together + gradients.curve, own, before, gradients.waiting if at_once else (), copies
     )
@@ -204,7 +214,7 @@ def estimate(
         optimizer=sum(state),
         activations=round(rest - weights - logits),
         logits=round(logits),
-        batch=way.micro_batches * int(sizes[list(given)].sum()),
+        batch=config.micro_batches * int(sizes[list(given)].sum()),
         gathered=round(weights),
         copies=sum(copies),
         saved=int(found.activations[line.loss[0]]),

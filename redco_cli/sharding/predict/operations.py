@@ -38,13 +38,13 @@ class Arrays:
         shapes: whole, not of a shard.
         itemsizes: bytes of an element.
         dtypes: such as `float32`.
-        again: ids of arrays that a rematerialized part of the backward pass reads once more.
+        rematerialized: ids of arrays that a rematerialized part of the backward pass reads once more.
     """
 
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     itemsizes: list[int] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
-    again: set[int] = field(default_factory=set)
+    rematerialized: set[int] = field(default_factory=set)
 
     def new(self, shape: Sequence[int], itemsize: int, dtype: str) -> int:
         """The id of one more array."""

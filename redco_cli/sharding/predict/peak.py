@@ -137,30 +137,36 @@ def add_gradients(
 
 
 def add_gathered(
-    weights: Bytes, timeline: Timeline, moved: Mapping[int, float], *, eager: bool, again: bool, repeated: bool
+    weights: Bytes,
+    timeline: Timeline,
+    moved: Mapping[int, float],
+    *,
+    cpu_backend: bool,
+    reshard_after_forward: bool,
+    repeated: bool,
 ) -> None:
     """Adds parameters that are gathered to the bytes over time of what is made of weights.
 
     They are kept from their first use to their last. Those that are gathered again in the backward pass are not kept
-    in between, but an eager backend gathers them as soon as it can. Layers of a loop are gathered in it, one by one.
+    in between, but a CPU backend gathers them as soon as it can. Layers of a loop are gathered in it, one by one.
 
     Args:
         weights: bytes over time.
         timeline: of the program.
         moved: by id of an input, its bytes where it is used.
-        eager: see `timeline`.
-        again: whether all are gathered again.
-        repeated: whether the program runs for several micro-batches, for which an eager backend gathers only once.
+        cpu_backend: see `timeline`.
+        reshard_after_forward: whether all are gathered again.
+        repeated: whether the program runs for several micro-batches, for which a CPU backend gathers only once.
     """
     for array, size in moved.items():
         reads = timeline.reads.get(array)
         if reads is None:
             continue
         first, last = reads.times[0], reads.times[-1]
-        early = eager and not reads.sliced
+        early = cpu_backend and not reads.sliced
         if early and repeated:
             weights += size
-        elif not (again or reads.again):
+        elif not (reshard_after_forward or reads.rematerialized):
             weights[0 if early else first : last + 1] += size
         elif early:
             forward = max((time for time in reads.times if time <= timeline.loss[0]), default=-1)

@@ -24,12 +24,12 @@ def draw(*shape, seed=0):
     return (np.random.default_rng(seed).normal(size=shape) * 0.3).astype(np.float32)
 
 
-def on_mesh(function, params, *others, specs, gathered, again=False, mesh=MESH):
+def on_mesh(function, params, *others, specs, gathered, reshard_after_forward=False, mesh=MESH):
     """The results and the gradients of a function on the mesh and on one device."""
     devices = device_mesh(mesh)
     stored = jax.tree.map(lambda spec: NamedSharding(devices, spec), specs)
     whole = jax.tree.map(lambda _: NamedSharding(devices, P()), others)
-    gathers = gathering(function, specs, gathered, devices, again=again)
+    gathers = gathering(function, specs, gathered, devices, reshard_after_forward=reshard_after_forward)
 
     def both(function):
         def run(params, *others):
@@ -112,7 +112,9 @@ def test_whatever_is_done_with_a_parameter(name):
     "name", ["a matmul", "transposed", "in a remat in a scan", "in a branch", "in an inner gradient"]
 )
 def test_whatever_is_done_with_a_parameter_that_is_gathered_again(name):
-    found, right = on_mesh(FUNCTIONS[name], draw(16, 16), draw(8, 16, seed=1), specs=STORED, gathered=USED, again=True)
+    found, right = on_mesh(
+        FUNCTIONS[name], draw(16, 16), draw(8, 16, seed=1), specs=STORED, gathered=USED, reshard_after_forward=True
+    )
     approximately(found, right)
 
 
@@ -120,12 +122,14 @@ def stacked(params, x):
     return jax.lax.scan(lambda x, p: (layer(x, p["a"]) @ p["b"] + x, None), x, params)[0]
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_stacked_layers(again):
+@pytest.mark.parametrize("reshard_after_forward", [False, True])
+def test_stacked_layers(reshard_after_forward):
     params = {"a": draw(3, 16, 32), "b": draw(3, 32, 16)}
     specs = {"a": P(None, "fsdp", "tensor"), "b": P(None, "tensor", "fsdp")}
     used = {"a": P(None, None, "tensor"), "b": P(None, "tensor")}
-    found, right = on_mesh(stacked, params, draw(8, 16, seed=1), specs=specs, gathered=used, again=again)
+    found, right = on_mesh(
+        stacked, params, draw(8, 16, seed=1), specs=specs, gathered=used, reshard_after_forward=reshard_after_forward
+    )
     approximately(found, right)
 
 
@@ -231,10 +235,10 @@ def deep(remat=False, transposed=False):
     return loss_fn, {"a": draw(*shape) * 0.1, "b": draw(LAYERS, WIDE, 64) * 0.1}, {"x": draw(64, 64)}
 
 
-def memory_and_gathers(again, **how):
+def memory_and_gathers(reshard_after_forward, **how):
     loss_fn, params, batch = deep(**how)
     plan = derive(loss_fn, params, batch, {"fsdp": 8})
-    trial = attempt(loss_fn, params, batch, plan, again=again)
+    trial = attempt(loss_fn, params, batch, plan, reshard_after_forward=reshard_after_forward)
     assert trial.worst < 1e-5
     return trial.temporary, sum(one.count for one in trial.moved if one.kind == "all-gather")
 
@@ -244,16 +248,16 @@ ALL_WEIGHTS = 2 * LAYERS * WIDE * 64 * 4
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gathering_again_forgets_gathered_parameters_after_the_forward_pass(transposed):
-    kept, once = memory_and_gathers(again=False, transposed=transposed)
-    forgotten, twice = memory_and_gathers(again=True, transposed=transposed)
+    kept, once = memory_and_gathers(reshard_after_forward=False, transposed=transposed)
+    forgotten, twice = memory_and_gathers(reshard_after_forward=True, transposed=transposed)
     assert (once, twice) == (2 * LAYERS, 4 * LAYERS)
     assert kept > ALL_WEIGHTS
     assert forgotten < kept - ALL_WEIGHTS * 0.8
 
 
 def test_gathering_again_leaves_the_rematerialisation_of_the_program_alone():
-    once, gathers = memory_and_gathers(again=False, remat=True)
-    again, more = memory_and_gathers(again=True, remat=True)
+    once, gathers = memory_and_gathers(reshard_after_forward=False, remat=True)
+    again, more = memory_and_gathers(reshard_after_forward=True, remat=True)
     assert once < ALL_WEIGHTS
     assert again <= once * 1.1
     assert (gathers, more) == (4 * LAYERS, 4 * LAYERS)
@@ -278,10 +282,10 @@ def grouped(groups):
 MESHES = [(2, 1, 4), (1, 4, 2), (4, 1, 2), (2, 2, 2), (1, 1, 8), (1, 8, 1), (1, 2, 4)]
 
 
-def grouped_error(mesh, groups, override=(), again=False):
+def grouped_error(mesh, groups, override=(), reshard_after_forward=False):
     loss_fn, params, batch = grouped(groups)
     plan = derive(loss_fn, params, batch, dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)), override=override)
-    return attempt(loss_fn, params, batch, plan, again=again).worst
+    return attempt(loss_fn, params, batch, plan, reshard_after_forward=reshard_after_forward).worst
 
 
 @pytest.mark.parametrize(("mesh", "groups"), [((2, 1, 4), 4), ((2, 2, 2), 16)])
@@ -292,9 +296,12 @@ def test_gradients_of_grouped_convolutions(mesh, groups):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("reshard_after_forward", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("groups", [2, 4, 16])
 @pytest.mark.parametrize("mesh", MESHES)
-def test_gradients_of_grouped_convolutions_on_every_mesh(mesh, groups, whole, again):
-    assert grouped_error(mesh, groups, override=[("k", [])] if whole else [], again=again) < 1e-5
+def test_gradients_of_grouped_convolutions_on_every_mesh(mesh, groups, whole, reshard_after_forward):
+    assert (
+        grouped_error(mesh, groups, override=[("k", [])] if whole else [], reshard_after_forward=reshard_after_forward)
+        < 1e-5
+    )

@@ -12,13 +12,13 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.compiled.memory import compiled_memory
-from redco_cli.sharding.predict.memory import Array, Program, Way, estimate
+from redco_cli.sharding.predict.memory import Array, Program, StepConfig, estimate
 from tests.sharding.programs.steps import MESHES, OPTIMIZER, Size, compile_step, model, plan
 
 SMALL = Size(layers=2, hidden=64, length=64, batch=16, vocab=256)
 ONE = MESHES["one"]
 NAMES = ("gpt2", "llama", "t5", "bert", "scan remat", "mlp")
-LATE = Way(eager=False)
+LATE = StepConfig(cpu_backend=False)
 
 
 def compared(name, size, mesh, micro_batches=1, dtype="float32"):
@@ -29,7 +29,9 @@ def compared(name, size, mesh, micro_batches=1, dtype="float32"):
         key: jax.ShapeDtypeStruct((x.shape[0] // micro_batches, *x.shape[1:]), x.dtype) for key, x in one.batch.items()
     }
     opt_state = jax.eval_shape(OPTIMIZER.init, one.params)
-    predicted = estimate(Program(one.loss_fn, one.params, micro), opt_state, mesh, specs, gathered, Way(micro_batches))
+    predicted = estimate(
+        Program(one.loss_fn, one.params, micro), opt_state, mesh, specs, gathered, StepConfig(micro_batches)
+    )
     compiled = compiled_memory(
         compile_step(one, mesh, specs, gathered, micro_batches), predicted.gradients, predicted.gathered
     )
@@ -118,7 +120,7 @@ def test_what_a_chain_keeps_is_counted_by_hand():
 def test_casts_of_all_weights_live_during_an_unscanned_step():
     """A product of bfloat16 is taken in float32 on a CPU: the rounded weights exist at full width."""
     assert guessed(chain(jnp.bfloat16), MATRICES, TOKENS, LATE).gathered == 7 * MATRIX // 2  # the first is done with
-    assert guessed(chain(jnp.bfloat16), MATRICES, TOKENS, Way()).gathered == 7 * MATRIX
+    assert guessed(chain(jnp.bfloat16), MATRICES, TOKENS, StepConfig()).gathered == 7 * MATRIX
 
     def scanned(ws, x):
         def body(x, w):
@@ -138,7 +140,7 @@ def test_parameters_are_gathered_for_use():
         MATRIX,
         7 * MATRIX,
     )  # no gradient reads the first
-    again = guessed(loss_fn, MATRICES, TOKENS, dataclasses.replace(LATE, again=True), mesh, lives, used)
+    again = guessed(loss_fn, MATRICES, TOKENS, dataclasses.replace(LATE, reshard_after_forward=True), mesh, lives, used)
     assert again.gathered <= MATRIX
     assert again.total < kept.total - 5 * MATRIX
 
