@@ -31,7 +31,7 @@ from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
-from redco_cli.sharding.program.reading import read, unread
+from redco_cli.sharding.program.reading import parameters_only, read
 from redco_cli.training.saving.parameters import check_initial_params, trained_params
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
 from redco_cli.training.saving.selection import own_checkpoints
@@ -212,7 +212,7 @@ def _spread(job: Job) -> Placement:
     if jax.process_count() == 1 and (memory is None or needed <= memory):
         count = 1
     inputs = example_inputs(job.model, count)
-    reading = unread(job.model.abstract)
+    reading = parameters_only(job.model.abstract)
     if count > 1:
         reading = read(lambda params, batch: example_loss(job.model, params, batch), job.model.abstract, inputs)
     return place(job, reading, {DATA: 1, FSDP: count, TENSOR: 1})

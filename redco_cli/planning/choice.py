@@ -18,7 +18,7 @@ from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.peers.multihost import process_allgather
 from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR
-from redco_cli.sharding.program.reading import Reading, unread
+from redco_cli.sharding.program.reading import Reading, parameters_only
 
 
 def choose_placement(job: Job) -> tuple[Job, Placement]:
@@ -58,7 +58,7 @@ def recipe_placement(job: Job, read: Callable[[Job], Reading]) -> Placement:
     given = {DATA: len(jax.devices())} if section == "auto" else section.model_dump()
     sizes = {axis: given.get(axis, 1) for axis in AXES}
     splits = sizes[FSDP] * sizes[TENSOR] > 1
-    return place(job, read(job) if splits else unread(job.model.abstract), sizes)
+    return place(job, read(job) if splits else parameters_only(job.model.abstract), sizes)
 
 
 def memory_of_a_device() -> int | None:

@@ -104,8 +104,8 @@ def read(loss_fn: Callable[..., Any], params: Any, batch: Any) -> Reading:
     return _found(jax.make_jaxpr(loss_fn)(params, batch), params, batch)
 
 
-def unread(params: Any) -> Reading:
-    """What is known of parameters without a program: enough where nothing is to be split but the batch."""
+def parameters_only(params: Any) -> Reading:
+    """The parameters without a program, each dim an axis of its own: enough where nothing is split but the batch."""
     return _found(jax.make_jaxpr(lambda _: ())(params), params, ())
 
 
