@@ -55,7 +55,7 @@ def compile_step(option: Option) -> Compiled:
     memory = None if analysis is None else int(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes)
     moved = tuple(
         Collective(one.kind, "+".join(one.axes), one.source or one.shape, one.count, one.count * one.bytes)
-        for one in collectives(compiled, count)
+        for one in compiled_collectives(compiled, count)
     )
     return Compiled(memory, moved, seconds)
 

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402
 
-from redco_cli.sharding.compiled.traffic import Moved, total  # noqa: E402
+from redco_cli.sharding.compiled.traffic import CompiledCollective, total_bytes  # noqa: E402
 from tests.sharding.measure import MESHES, moved  # noqa: E402
 from tests.sharding.programs.catalogue import FAMILIES, NAMES, Program, program  # noqa: E402
 from tests.sharding.programs.megatron import references, share, variants  # noqa: E402
@@ -52,7 +52,7 @@ def by_hand(one: Program, mesh: str, listed: bool) -> dict[str, dict[str, Any]]:
         entry = before.get(variant, {})
         if listed or entry.get("specs") != signature:
             collected = moved(one.loss_fn, one.params, one.batch, placed.specs, placed.gathered, MESHES[mesh])
-            entry = {"specs": signature, "bytes": total(collected)}
+            entry = {"specs": signature, "bytes": total_bytes(collected)}
             if listed:
                 show(f"by hand, {variant}", collected)
         held = round(share(one.params, placed.specs, MESHES[mesh]), 4)
@@ -79,21 +79,23 @@ def derived(one: Program, mesh: str, listed: bool) -> tuple[int, float]:
     collected = moved(one.loss_fn, one.params, one.batch, plan.specs, plan.gathered, MESHES[mesh])
     if listed:
         show("derived", collected)
-    return total(collected), share(one.params, plan.specs, MESHES[mesh])
+    return total_bytes(collected), share(one.params, plan.specs, MESHES[mesh])
 
 
-def show(title: str, collected: tuple[Moved, ...]) -> None:
+def show(title: str, collected: tuple[CompiledCollective, ...]) -> None:
     """Prints what is moved, most first."""
-    print(f"-- {title}: {total(collected):,} bytes ({total(collected, loops=False):,} without turns of loops)")
+    print(f"-- {title}: {total_bytes(collected):,} bytes ({total_bytes(collected, loops=False):,} without loops)")
     grouped: dict[Any, list[int]] = collections.defaultdict(lambda: [0, 0])
     for one in collected:
         shape = one.shape if len(one.shape) < 60 else one.shape[:57] + "..."
         source = re.sub(r"\d+", "#", re.sub(r"jit\((?:loss|at_use|loss_fn)\)/", "", one.source))
-        entry = grouped[one.kind, "+".join(one.axes), shape, source[:110], one.counted]
+        entry = grouped[one.kind, "+".join(one.axes), shape, source[:110], one.trip_count_known]
         entry[0] += one.bytes * one.count
         entry[1] += one.count
-    for (kind, axes, shape, source, counted), (size, count) in sorted(grouped.items(), key=lambda item: -item[1][0]):
-        print(f"   {size:>10,} {count:>3}{'' if counted else '?'} {kind:<18} {axes:<12} {shape:<40} {source}")
+    for (kind, axes, shape, source, trip_count_known), (size, count) in sorted(
+        grouped.items(), key=lambda item: -item[1][0]
+    ):
+        print(f"   {size:>10,} {count:>3}{'' if trip_count_known else '?'} {kind:<18} {axes:<12} {shape:<40} {source}")
 
 
 def _figures(entry: dict[str, Any]) -> tuple[str, str]:

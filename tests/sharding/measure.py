@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from redco_cli.sharding.compiled.traffic import Moved, collectives, total
+from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives, total_bytes
 
 MESHES: dict[str, dict[str, int]] = {
     "data2xtensor4": {"data": 2, "fsdp": 1, "tensor": 4},
@@ -33,14 +33,16 @@ def moved_bytes(loss_fn: Loss, params: Any, batch: Any, specs: Any, gathered: An
         gathered: the same: where it is used.
         mesh: axis to size, eight devices in all.
     """
-    return total(moved(loss_fn, params, batch, specs, gathered, mesh))
+    return total_bytes(moved(loss_fn, params, batch, specs, gathered, mesh))
 
 
 def moved(
     loss_fn: Loss, params: Any, batch: Any, specs: Any, gathered: Any, mesh: Mapping[str, int]
-) -> tuple[Moved, ...]:
+) -> tuple[CompiledCollective, ...]:
     """The collectives of one forward and backward pass; arguments as for `moved_bytes`."""
-    return collectives(lower(loss_fn, params, batch, specs, gathered, mesh).compile(compiler_options=_QUICKLY), mesh)
+    return compiled_collectives(
+        lower(loss_fn, params, batch, specs, gathered, mesh).compile(compiler_options=_QUICKLY), mesh
+    )
 
 
 def lower(loss_fn: Loss, params: Any, batch: Any, specs: Any, gathered: Any, mesh: Mapping[str, int]) -> Any:

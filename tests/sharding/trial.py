@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.sharding import Plan
-from redco_cli.sharding.compiled.traffic import Moved, collectives
+from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives
 from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.plan import BATCH_AXES
 from tests.sharding.measure import device_mesh
@@ -38,7 +38,7 @@ class Trial:
 
     loss: float
     gradients: Mapping[str, float]
-    moved: tuple[Moved, ...]
+    moved: tuple[CompiledCollective, ...]
     temporary: int
 
     @property
@@ -88,7 +88,10 @@ def attempt(
     found_loss, found = step(*jax.device_put((params, batch), where))
     temporary = step.memory_analysis().temp_size_in_bytes
     return Trial(
-        float(abs(found_loss - loss) / abs(loss)), errors(gradients, found), collectives(step, plan.mesh), temporary
+        float(abs(found_loss - loss) / abs(loss)),
+        errors(gradients, found),
+        compiled_collectives(step, plan.mesh),
+        temporary,
     )
 
 

@@ -1,4 +1,4 @@
-"""The text of an HLO module as computations of instructions, and how often its loops turn."""
+"""The text of an HLO module as computations of instructions, and the trip counts of its loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _INSTRUCTION = re.compile(r"^ +(ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)
 _METADATA = re.compile(r', metadata=\{(?:"(?:\\.|[^"\\])*"|[^}"])*\}')
 _CALLED = r"{}=(?:\{{([^}}]*)\}}|%?([\w.\-]+))"
 _CALLS = "(?:calls|to_apply|called_computations|branch_computations|true_computation|false_computation)"
-_MOST_TURNS, _OVERFLOW = 10_000, 2**31
+_MOST_TRIPS, _OVERFLOW = 10_000, 2**31
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
@@ -67,7 +67,7 @@ Computation = Mapping[str, Instruction]
 
 
 @dataclass(frozen=True)
-class Program:
+class HloModule:
     """A module.
 
     Attributes:
@@ -81,7 +81,7 @@ class Program:
     devices: int
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> HloModule:
     """Reads the text of an optimised module, as `compiled.as_text()` returns it."""
     computations: dict[str, dict[str, Instruction]] = {}
     entry, current = "", {}
@@ -94,7 +94,7 @@ def parse(text: str) -> Program:
     devices = 1
     for count in re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", text.partition("\n")[0]):
         devices *= int(count)
-    return Program(computations, entry, devices)
+    return HloModule(computations, entry, devices)
 
 
 def _instruction(match: re.Match[str], line: str) -> Instruction:
@@ -149,43 +149,43 @@ def size_in_bytes(type_text: str) -> int:
     return size
 
 
-def turns(program: Program, loop: Instruction, inside: str) -> int | None:
+def trip_count(module: HloModule, loop: Instruction, inside: str) -> int | None:
     """How often the body of a loop runs; None when its text does not say.
 
     Where XLA has not noted it, the loop's counter is followed until its condition no longer holds.
 
     Args:
-        program: the module.
+        module: the program.
         loop: a `while` instruction.
         inside: name of the computation that it stands in.
     """
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
     if known:
         return int(known[1])
-    state = _evaluate(program, program.computations[inside], loop.operands[0], [], {})
-    condition, body = (program.computations[loop.called(part)[0]] for part in ("condition", "body"))
-    for number in range(_MOST_TURNS):
-        holds = _result(program, condition, [state])
+    state = _evaluate(module, module.computations[inside], loop.operands[0], [], {})
+    condition, body = (module.computations[loop.called(part)[0]] for part in ("condition", "body"))
+    for number in range(_MOST_TRIPS):
+        holds = _result(module, condition, [state])
         if holds is None:
             return None
         if not holds:
             return number
-        state = _result(program, body, [state])
+        state = _result(module, body, [state])
     return None
 
 
-def _result(program: Program, computation: Computation, arguments: list[Any]) -> Any:
+def _result(module: HloModule, computation: Computation, arguments: list[Any]) -> Any:
     root = next(name for name, instruction in computation.items() if instruction.root)
-    return _evaluate(program, computation, root, arguments, {})
+    return _evaluate(module, computation, root, arguments, {})
 
 
 def _evaluate(
-    program: Program, computation: Computation, name: str, arguments: list[Any], known: dict[str, Any]
+    module: HloModule, computation: Computation, name: str, arguments: list[Any], known: dict[str, Any]
 ) -> Any:
     """The value of an instruction where it is an integer that can be told, a list for a tuple of them; else None.
 
     Args:
-        program: the module.
+        module: the program.
         computation: where the instruction stands.
         name: of the instruction.
         arguments: what the computation is called with; empty when that cannot be told.
@@ -200,12 +200,12 @@ def _evaluate(
         elif _is_array(instruction) or instruction.opcode not in (*_STRUCTURAL, *_OPERATIONS):
             known[name] = None
         else:
-            values = [_evaluate(program, computation, one, arguments, known) for one in instruction.operands]
-            known[name] = _applied(program, instruction, values)
+            values = [_evaluate(module, computation, one, arguments, known) for one in instruction.operands]
+            known[name] = _applied(module, instruction, values)
     return known[name]
 
 
-def _applied(program: Program, instruction: Instruction, values: list[Any]) -> Any:
+def _applied(module: HloModule, instruction: Instruction, values: list[Any]) -> Any:
     opcode = instruction.opcode
     if opcode == "tuple":
         return values
@@ -213,7 +213,7 @@ def _applied(program: Program, instruction: Instruction, values: list[Any]) -> A
         index = int(re.findall(r"index=(\d+)", instruction.attributes)[0])
         return values[0][index] if isinstance(values[0], list) else None
     if opcode in ("fusion", "call"):
-        return _result(program, program.computations[instruction.called()[0]], values)
+        return _result(module, module.computations[instruction.called()[0]], values)
     if opcode in _UNCHANGED:
         return values[0]
     if opcode == "compare":

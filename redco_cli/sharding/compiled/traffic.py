@@ -1,7 +1,7 @@
 """Which collectives a compiled program runs, over which mesh axes, and how many bytes they move.
 
 Read from the text of the optimised HLO of one device, where every collective is one instruction: what the partitioner
-really put in, after all fusing and combining. A collective in the body of a loop counts once for each turn.
+really put in, after all fusing and combining. A collective in the body of a loop counts once for each iteration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redco_cli.sharding.compiled.hlo import Instruction, Program, parse, result_type, size_in_bytes, turns
+from redco_cli.sharding.compiled.hlo import HloModule, Instruction, parse, result_type, size_in_bytes, trip_count
 
 _KINDS = (
     "all-reduce",
@@ -26,7 +26,7 @@ _KINDS = (
 
 
 @dataclass(frozen=True)
-class Moved:
+class CompiledCollective:
     """One collective of a program.
 
     Attributes:
@@ -35,7 +35,7 @@ class Moved:
         shape: types of its results on one device, as HLO writes them: `f32[8,16]`.
         bytes: of these results, each time it runs.
         count: how often it runs when the program runs once.
-        counted: False when it stands in a loop whose turns are not known: such a loop counts as one turn.
+        trip_count_known: False when it stands in a loop whose trip count is not in the text: such a loop counts once.
         source: where in the program it comes from, the `op_name` that JAX recorded.
     """
 
@@ -44,11 +44,11 @@ class Moved:
     shape: str
     bytes: int
     count: int
-    counted: bool
+    trip_count_known: bool
     source: str
 
 
-def collectives(compiled: Any, mesh: Mapping[str, int] | None = None) -> tuple[Moved, ...]:
+def compiled_collectives(compiled: Any, mesh: Mapping[str, int] | None = None) -> tuple[CompiledCollective, ...]:
     """The collectives of a program, in the order of its text, those of called computations where they are called.
 
     Of the branches of a conditional, the one that moves most stands for all. Collectives among a single device move
@@ -63,67 +63,71 @@ def collectives(compiled: Any, mesh: Mapping[str, int] | None = None) -> tuple[M
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> collectives(jax.jit(lambda x: x + 1).lower(jnp.ones(4)).compile())
+        >>> compiled_collectives(jax.jit(lambda x: x + 1).lower(jnp.ones(4)).compile())
         ()
     """
-    program = parse(compiled if isinstance(compiled, str) else compiled.as_text())
-    found = _of_computation(program, program.entry, _Place(1, True), dict(mesh or {}))
+    module = parse(compiled if isinstance(compiled, str) else compiled.as_text())
+    found = _of_computation(module, module.entry, _Repeats(1, True), dict(mesh or {}))
     return tuple(found)
 
 
-def total(moved: Iterable[Moved], *, loops: bool = True) -> int:
+def total_bytes(moved: Iterable[CompiledCollective], *, loops: bool = True) -> int:
     """Bytes that a program moves to one device.
 
     Args:
         moved: its collectives.
-        loops: whether what stands in a loop counts for each turn; otherwise every instruction counts once.
+        loops: whether what stands in a loop counts for each iteration; otherwise every instruction counts once.
     """
     return sum(one.bytes * (one.count if loops else 1) for one in moved)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """How often a computation runs, and whether all loops around it are counted."""
+class _Repeats:
+    """How often a computation runs, and whether all loops around it have a known trip count."""
 
     times: int
-    counted: bool
+    trip_count_known: bool
 
-    def inside(self, turns_of_loop: int | None) -> _Place:
-        if turns_of_loop is None:
-            return replace(self, counted=False)
-        return replace(self, times=self.times * turns_of_loop)
+    def inside(self, trips: int | None) -> _Repeats:
+        if trips is None:
+            return replace(self, trip_count_known=False)
+        return replace(self, times=self.times * trips)
 
 
-def _of_computation(program: Program, name: str, place: _Place, mesh: dict[str, int]) -> Iterator[Moved]:
-    for instruction in program.computations[name].values():
+def _of_computation(
+    module: HloModule, name: str, repeats: _Repeats, mesh: dict[str, int]
+) -> Iterator[CompiledCollective]:
+    for instruction in module.computations[name].values():
         kind = instruction.opcode.removesuffix("-start")
         if kind in _KINDS:
-            yield from _one(program, instruction, kind, place, mesh)
+            yield from _one(module, instruction, kind, repeats, mesh)
         elif instruction.opcode == "while":
-            number = turns(program, instruction, name)
+            number = trip_count(module, instruction, name)
             condition = None if number is None else number + 1
-            yield from _of_computation(program, instruction.called("condition")[0], place.inside(condition), mesh)
-            yield from _of_computation(program, instruction.called("body")[0], place.inside(number), mesh)
+            yield from _of_computation(module, instruction.called("condition")[0], repeats.inside(condition), mesh)
+            yield from _of_computation(module, instruction.called("body")[0], repeats.inside(number), mesh)
         elif instruction.opcode == "conditional":
-            branches = [list(_of_computation(program, one, place, mesh)) for one in instruction.called()]
-            yield from max(branches, key=total)
+            branches = [list(_of_computation(module, one, repeats, mesh)) for one in instruction.called()]
+            yield from max(branches, key=total_bytes)
         elif not instruction.opcode.endswith(("-done", "-update")):
             for one in instruction.called():
-                yield from _of_computation(program, one, place, mesh)
+                yield from _of_computation(module, one, repeats, mesh)
 
 
-def _one(program: Program, instruction: Instruction, kind: str, place: _Place, mesh: dict[str, int]) -> Iterator[Moved]:
-    groups = _groups(instruction.attributes, program.devices)
+def _one(
+    module: HloModule, instruction: Instruction, kind: str, repeats: _Repeats, mesh: dict[str, int]
+) -> Iterator[CompiledCollective]:
+    groups = _groups(instruction.attributes, module.devices)
     if all(len(group) == 1 for group in groups):
         return
     shape = result_type(instruction)
-    yield Moved(
+    yield CompiledCollective(
         kind=kind,
         axes=_axes(groups, mesh),
         shape=re.sub(r"\{[^}]*\}", "", shape),
         bytes=size_in_bytes(shape),
-        count=place.times,
-        counted=place.counted,
+        count=repeats.times,
+        trip_count_known=repeats.trip_count_known,
         source=instruction.source,
     )
 

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from redco_cli.sharding.compiled.traffic import Moved, collectives, total
+from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives, total_bytes
 from tests.sharding.measure import MESHES, device_mesh, equal_to_one_device, moved, moved_bytes
 from tests.sharding.programs.catalogue import NAMES, program
 from tests.sharding.programs.megatron import variants
@@ -32,7 +32,8 @@ def brief(found):
 
 def by_axis(found):
     return {
-        axis: total(one for one in found if "+".join(one.axes) == axis) for axis in {"+".join(o.axes) for o in found}
+        axis: total_bytes(one for one in found if "+".join(one.axes) == axis)
+        for axis in {"+".join(o.axes) for o in found}
     }
 
 
@@ -49,10 +50,10 @@ def by_axis(found):
 )
 def test_each_kind_and_its_bytes(function, expected):
     kind, size = expected
-    found = collectives(on_shards(function, (8, 6)), SIZES)
+    found = compiled_collectives(on_shards(function, (8, 6)), SIZES)
     assert brief(found) == [(kind, ("tensor",), size, 1)]
-    assert found[0].counted
-    assert total(found) == total(found, loops=False) == size
+    assert found[0].trip_count_known
+    assert total_bytes(found) == total_bytes(found, loops=False) == size
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,8 @@ def test_each_kind_and_its_bytes(function, expected):
 def test_axes_of_explicit_groups(axes):
     compiled = on_shards(lambda x: jax.lax.psum(x, axes), (4,))
     assert "replica_groups={{" in compiled.as_text()
-    assert brief(collectives(compiled, SIZES)) == [("all-reduce", axes, 16, 1)]
-    assert collectives(compiled)[0].axes == ()
+    assert brief(compiled_collectives(compiled, SIZES)) == [("all-reduce", axes, 16, 1)]
+    assert compiled_collectives(compiled)[0].axes == ()
 
 
 @pytest.mark.parametrize("order", [("data", "tensor"), ("tensor", "data")])
@@ -75,7 +76,7 @@ def test_axes_of_groups_that_the_partitioner_names(axis, order):
     whole = NamedSharding(device_mesh(sizes), P())
     compiled = jax.jit(lambda x: x * 2, in_shardings=place, out_shardings=whole).lower(jnp.ones((3, 8))).compile()
     assert "replica_groups=mesh[" in compiled.as_text()
-    assert brief(collectives(compiled, sizes)) == [("all-gather", (axis,), 3 * 8 * 4, 1)]
+    assert brief(compiled_collectives(compiled, sizes)) == [("all-gather", (axis,), 3 * 8 * 4, 1)]
 
 
 ALL_REDUCE = """HloModule m, num_partitions=8
@@ -105,17 +106,19 @@ ENTRY %main (x: f32[4]) -> f32[4] {{
     ],
 )
 def test_every_way_to_write_groups(groups, axes):
-    assert brief(collectives(ALL_REDUCE.format(groups=groups), SIZES)) == [("all-reduce", axes, 16, 1)]
+    assert brief(compiled_collectives(ALL_REDUCE.format(groups=groups), SIZES)) == [("all-reduce", axes, 16, 1)]
 
 
 def test_a_group_of_one_moves_nothing():
-    assert collectives(ALL_REDUCE.format(groups="replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"), SIZES) == ()
-    assert collectives(ALL_REDUCE.format(groups="replica_groups={}").replace(", num_partitions=8", "")) == ()
+    assert (
+        compiled_collectives(ALL_REDUCE.format(groups="replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}"), SIZES) == ()
+    )
+    assert compiled_collectives(ALL_REDUCE.format(groups="replica_groups={}").replace(", num_partitions=8", "")) == ()
 
 
 def test_a_mesh_that_is_too_small_is_refused():
     with pytest.raises(ValueError, match="mesh") as caught:
-        collectives(ALL_REDUCE.format(groups="replica_groups=[4,2]<=[8]"), {"tensor": 4})
+        compiled_collectives(ALL_REDUCE.format(groups="replica_groups=[4,2]<=[8]"), {"tensor": 4})
     assert str(caught.value) == "the program runs on more devices than the mesh {'tensor': 4} has"
 
 
@@ -123,8 +126,8 @@ def test_tuples_with_comments_count_every_element():
     shapes = [(size,) for size in range(1, 9)]
     compiled = on_shards(lambda *xs: jax.lax.psum(xs, "data"), *shapes, out=(WHOLE,) * 8)
     assert "/*index=5*/" in compiled.as_text()
-    found = collectives(compiled, SIZES)
-    assert total(found) == 4 * sum(range(1, 9))
+    found = compiled_collectives(compiled, SIZES)
+    assert total_bytes(found) == 4 * sum(range(1, 9))
     assert found[0].shape.startswith("(f32[1], f32[2], f32[3]")
 
 
@@ -156,7 +159,7 @@ ENTRY %main (x: f32[8,4], y: bf16[3]) -> f32[8,4] {
 
 def test_pairs_of_start_and_done_count_once():
     everything = ("data", "fsdp", "tensor")
-    assert brief(collectives(ASYNC, SIZES)) == [
+    assert brief(compiled_collectives(ASYNC, SIZES)) == [
         ("all-reduce", everything, 128, 1),
         ("all-gather", everything, 1024, 1),
         ("all-gather", everything, 1024 + 48, 1),
@@ -180,16 +183,16 @@ def looped(x):
 
 
 def test_loops_multiply():
-    found = collectives(on_shards(looped, (4,)), SIZES)
+    found = compiled_collectives(on_shards(looped, (4,)), SIZES)
     counts = {one.axes: one.count for one in found}
     assert counts == {("data",): 15, ("tensor",): 3, ("fsdp",): 1}
-    assert all(one.counted for one in found)
-    assert total(found) == 19 * 16
-    assert total(found, loops=False) == 3 * 16
+    assert all(one.trip_count_known for one in found)
+    assert total_bytes(found) == 19 * 16
+    assert total_bytes(found, loops=False) == 3 * 16
 
 
-@pytest.mark.parametrize(("start", "stop", "step", "turns"), [(0, 7, 1, 7), (3, 20, 4, 5), (0, 0, 1, 0)])
-def test_turns_are_found_from_the_condition(start, stop, step, turns):
+@pytest.mark.parametrize(("start", "stop", "step", "trips"), [(0, 7, 1, 7), (3, 20, 4, 5), (0, 0, 1, 0)])
+def test_trip_counts_are_found_from_the_condition(start, stop, step, trips):
     def loop(x):
         def body(state):
             return state[0] + step, jax.lax.psum(jnp.sin(state[1]), "tensor")
@@ -197,25 +200,28 @@ def test_turns_are_found_from_the_condition(start, stop, step, turns):
         return jax.lax.while_loop(lambda state: state[0] < stop, body, (jnp.int32(start), x))[1]
 
     text = re.sub(r'"known_trip_count":\{"n":"\d+"\},?', "", on_shards(loop, (4,)).as_text())
-    found = collectives(text, SIZES)
-    assert [(one.count, one.counted) for one in found] == ([(turns, True)] if turns else [])
+    found = compiled_collectives(text, SIZES)
+    assert [(one.count, one.trip_count_known) for one in found] == ([(trips, True)] if trips else [])
 
 
-def test_scanned_turns_are_found_without_xlas_note():
+def test_trip_counts_of_scans_are_found_without_xlas_note():
     compiled = on_shards(looped, (4,))
     text = re.sub(r'"known_trip_count":\{"n":"\d+"\},?', "", compiled.as_text())
     assert text != compiled.as_text()
-    assert collectives(text, SIZES) == collectives(compiled, SIZES)
+    assert compiled_collectives(text, SIZES) == compiled_collectives(compiled, SIZES)
 
 
-def test_unknown_turns_are_said():
+def test_unknown_trip_counts_are_said():
     def loop(x):
         """Also sums in the condition."""
         more = lambda x: jax.lax.psum(x, "data")[0] < 10.0  # noqa: E731
         return jax.lax.while_loop(more, lambda x: jax.lax.psum(x, "tensor"), x)
 
-    found = collectives(on_shards(loop, (4,)), SIZES)
-    assert [(one.axes, one.count, one.counted) for one in found] == [(("data",), 1, False), (("tensor",), 1, False)]
+    found = compiled_collectives(on_shards(loop, (4,)), SIZES)
+    assert [(one.axes, one.count, one.trip_count_known) for one in found] == [
+        (("data",), 1, False),
+        (("tensor",), 1, False),
+    ]
 
 
 def test_of_a_conditional_the_dearest_branch_counts():
@@ -223,7 +229,7 @@ def test_of_a_conditional_the_dearest_branch_counts():
         branches = [lambda x: jax.lax.psum(x, "data"), lambda x: jax.lax.psum(jnp.concatenate([x, x]), "tensor")[:4]]
         return jax.lax.switch(which[0].astype(jnp.int32), branches, x)
 
-    assert brief(collectives(on_shards(choose, (4,), (1,)), SIZES)) == [("all-reduce", ("tensor",), 32, 1)]
+    assert brief(compiled_collectives(on_shards(choose, (4,), (1,)), SIZES)) == [("all-reduce", ("tensor",), 32, 1)]
 
 
 def test_sources_are_named():
@@ -231,7 +237,7 @@ def test_sources_are_named():
         with jax.named_scope("attention"):
             return jax.lax.all_gather(x, "tensor")
 
-    assert "attention/all_gather" in collectives(on_shards(gathered, (4,)))[0].source
+    assert "attention/all_gather" in compiled_collectives(on_shards(gathered, (4,)))[0].source
 
 
 def test_a_step_by_hand():
@@ -256,7 +262,7 @@ def test_a_layer_by_hand():
     activations = 4 * 16 * 64 * 4
     gradients = 3 * (3 * 64 * 256 // 4 + 64) * 4
     assert by_axis(found) == {"data": gradients + 4, "tensor": 9 * activations}
-    assert moved_bytes(one.loss_fn, one.params, one.batch, placed.specs, placed.gathered, TENSOR) == total(found)
+    assert moved_bytes(one.loss_fn, one.params, one.batch, placed.specs, placed.gathered, TENSOR) == total_bytes(found)
 
 
 def test_scanned_layers_move_what_unrolled_ones_move():
@@ -264,8 +270,8 @@ def test_scanned_layers_move_what_unrolled_ones_move():
     for name in ("decoder", "decoder-scan"):
         one, placed = program(name), variants(name, TENSOR)["megatron"]
         figures[name] = moved(one.loss_fn, one.params, one.batch, placed.specs, placed.gathered, TENSOR)
-    assert total(figures["decoder"]) == total(figures["decoder-scan"])
-    assert total(figures["decoder-scan"], loops=False) < total(figures["decoder"])
+    assert total_bytes(figures["decoder"]) == total_bytes(figures["decoder-scan"])
+    assert total_bytes(figures["decoder-scan"], loops=False) < total_bytes(figures["decoder"])
 
 
 GROUPED = ("regnet", "speech-encoder-decoder")
@@ -309,5 +315,5 @@ def check_equal(name, placed, mesh):
 
 
 def test_a_moved_is_a_plain_record():
-    record = Moved("all-reduce", ("data",), "f32[4]", 16, 2, True, "")
-    assert (total([record]), total([record], loops=False)) == (32, 16)
+    record = CompiledCollective("all-reduce", ("data",), "f32[4]", 16, 2, True, "")
+    assert (total_bytes([record]), total_bytes([record], loops=False)) == (32, 16)

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import derive
-from redco_cli.sharding.compiled.traffic import total
+from redco_cli.sharding.compiled.traffic import total_bytes
 from redco_cli.sharding.decide.gather import gathering
 from tests.sharding.measure import device_mesh
 from tests.sharding.programs.catalogue import program
@@ -192,8 +192,8 @@ def test_each_parameter_is_gathered_once_and_its_gradient_added_up():
     kernels, vectors, loss = (64 * 256 + 256 * 128) * 2 * 4, (256 + 128 + 256 + 64) * 4, 4
     gathered = [one for one in moved if one.kind == "all-gather"]
     assert [one.axes for one in gathered] == [("fsdp",)] * 4
-    assert total(gathered) == kernels
-    assert total(one for one in moved if one.kind == "all-reduce") == kernels + vectors + loss
+    assert total_bytes(gathered) == kernels
+    assert total_bytes(one for one in moved if one.kind == "all-reduce") == kernels + vectors + loss
     assert {one.kind for one in moved} == {"all-gather", "all-reduce"}
 
 
