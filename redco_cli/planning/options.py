@@ -22,8 +22,8 @@ from redco_cli.planning.workload import Workload
 from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
-from redco_cli.sharding.predict.collectives import ONCE_A_PASS
-from redco_cli.sharding.predict.memory import Program, StepConfig, StepMemory, estimate
+from redco_cli.sharding.predict.collectives import PER_PASS
+from redco_cli.sharding.predict.memory import StepConfig, StepMemory, TracedLoss, estimate
 from redco_cli.sharding.program.reading import Reading, read
 from redco_cli.training.state import merge, partition
 
@@ -103,7 +103,7 @@ class Planner:
         with batch_sharded(size) as shards:
             self.reading: Reading = read(loss, workload.abstract, batch)
         self._by_shards = shards.consulted
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[int, TracedLoss] = {}
         self._trainable, self._frozen = partition(workload.abstract, workload.frozen)
         self._opt_state = jax.eval_shape(workload.optimizer.init, self._trainable)
         self._traced: dict[tuple[int, StepConfig], tuple[Plan, StepMemory]] = {}
@@ -163,12 +163,12 @@ class Planner:
         program = self._program(plan.mesh[DATA] * plan.mesh[FSDP])
         return estimate(program, self._opt_state, plan.mesh, specs, used, config, batch_specs=(over_batch, rest_used))
 
-    def _program(self, ways: int) -> Program:
+    def _program(self, ways: int) -> TracedLoss:
         """The gradient of a batch that is split over so many devices."""
         key = ways if self._by_shards else 1
         if key not in self._programs:
             with batch_sharded(key):
-                self._programs[key] = Program(
+                self._programs[key] = TracedLoss(
                     lambda some, rest: self._loss(merge(some, rest[1]), rest[0]),
                     self._trainable,
                     (self._batch, self._frozen),
@@ -273,7 +273,7 @@ def _per_step(moved: Sequence[Collective], passes: int, scale: float, regathers:
     """What a step of several passes moves: parameters and gradients in each, activations in proportion to the batch."""
     found = []
     for one in moved:
-        if one.what in ONCE_A_PASS:
+        if one.what in PER_PASS:
             twice = 2 if regathers and one.kind == "all-gather" else 1
             found.append(replace(one, count=one.count * passes * twice, bytes=one.bytes * passes * twice))
         else:

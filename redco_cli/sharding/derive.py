@@ -20,10 +20,10 @@ from jax.sharding import PartitionSpec
 
 from redco_cli.sharding.decide.choose import choose
 from redco_cli.sharding.decide.guards import Where, checked_sizes, guard
-from redco_cli.sharding.decide.layout import Dims, lay_out
+from redco_cli.sharding.decide.layout import lay_out
 from redco_cli.sharding.decide.override import Override, overridden
-from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Plan, Row
-from redco_cli.sharding.predict.collectives import predict
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings, Plan, Row
+from redco_cli.sharding.predict.collectives import predict_collectives
 from redco_cli.sharding.program.reading import Reading, read
 
 
@@ -84,8 +84,8 @@ def make_plan(
             parameter.path,
             parameter.shape,
             str(parameter.dtype),
-            as_spec(layout.lives),
-            as_spec(layout.used),
+            as_spec(layout.stored),
+            as_spec(layout.gathered),
             layout.reason,
             parameter.bytes,
             parameter.bytes // layout.ways(sizes),
@@ -97,12 +97,12 @@ def make_plan(
         specs=reading.treedef.unflatten([row.spec for row in rows]),
         gathered=reading.treedef.unflatten([row.gathered for row in rows]),
         rows=rows,
-        collectives=predict(reading, chosen, layouts, sizes),
+        collectives=predict_collectives(reading, chosen, layouts, sizes),
         warnings=warnings,
     )
 
 
-def as_spec(dims: Dims) -> PartitionSpec:
+def as_spec(dims: DimShardings) -> PartitionSpec:
     """The mesh axes of each dim as a `PartitionSpec`."""
     entries: list[Any] = [None if not dim else dim[0] if len(dim) == 1 else dim for dim in dims]
     while entries and entries[-1] is None:

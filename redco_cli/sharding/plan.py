@@ -13,6 +13,9 @@ AXES = (DATA, FSDP, TENSOR)
 """The mesh axes, slowest links first: `data` and `fsdp` split the batch, `fsdp` and `tensor` the parameters."""
 BATCH_AXES = (DATA, FSDP)
 
+DimShardings = tuple[tuple[str, ...], ...]
+"""For each dim of an array the mesh axes that split it, major first: a `PartitionSpec` without its short forms."""
+
 
 @dataclass(frozen=True)
 class Row:

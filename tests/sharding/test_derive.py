@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.sharding import derive, make_plan, read
 from tests.sharding.programs.catalogue import program
 from tests.sharding.programs.small import LAYERS, attend, norm, token_loss
-from tests.sharding.shorthand import kinds, lives, marks, reasons, used
+from tests.sharding.shorthand import abbreviated, axis_kinds, gathered, reasons, stored
 
 B, L, D, F, H, P_ = 8, 16, 64, 256, 8, 8
 TENSOR4 = {"data": 2, "tensor": 4}
@@ -104,14 +104,14 @@ SPECS = {
 def test_specs(name):
     one = program(name)
     reading = read(one.loss_fn, one.params, one.batch)
-    expected = {path: SPECS[name][path.rpartition("/")[2]] for path in lives(make_plan(reading, TENSOR4))}
+    expected = {path: SPECS[name][path.rpartition("/")[2]] for path in stored(make_plan(reading, TENSOR4))}
     assert (
-        used(make_plan(reading, TENSOR4))
-        == lives(make_plan(reading, TENSOR4))
+        gathered(make_plan(reading, TENSOR4))
+        == stored(make_plan(reading, TENSOR4))
         == {p: u for p, (u, _) in expected.items()}
     )
-    assert used(make_plan(reading, FSDP4)) == {path: entry for path, (entry, _) in expected.items()}
-    assert lives(make_plan(reading, FSDP4)) == {path: entry for path, (_, entry) in expected.items()}
+    assert gathered(make_plan(reading, FSDP4)) == {path: entry for path, (entry, _) in expected.items()}
+    assert stored(make_plan(reading, FSDP4)) == {path: entry for path, (_, entry) in expected.items()}
     assert set(SPECS[name]) == {path.rpartition("/")[2] for path in expected}
 
 
@@ -200,7 +200,7 @@ HEAD_STYLES = {
 @pytest.mark.parametrize("name", HEAD_STYLES)
 def test_heads_of_every_style(name):
     one = program(name)
-    found = kinds(read(one.loss_fn, one.params, one.batch))
+    found = axis_kinds(read(one.loss_fn, one.params, one.batch))
     for layer in range(LAYERS):
         for parameter, expected in HEAD_STYLES[name].items():
             seen = found[f"n{layer}/{parameter}"]
@@ -302,9 +302,9 @@ FULL = {"ra": "64 8h*8!", "rb": "64 8h*8!", "rc": "64 8h*8!", "rd": "8h*8! 64"}
 )
 def test_heads_of_attention_however_it_is_computed(block):
     found = one_layer(block, QKVO)
-    assert {name: merged(kinds(found)[name]) for name in FULL} == FULL
+    assert {name: merged(axis_kinds(found)[name]) for name in FULL} == FULL
     plan = make_plan(found, {"tensor": 8})
-    assert {name: lives(plan)[name] for name in QKVO} == {"ra": "- t", "rb": "- t", "rc": "- t", "rd": "t -"}
+    assert {name: stored(plan)[name] for name in QKVO} == {"ra": "- t", "rb": "- t", "rc": "- t", "rd": "t -"}
 
 
 def merged(kind):
@@ -321,7 +321,7 @@ def merged(kind):
 def test_norms_within_a_head_are_whole():
     found = one_layer(normed_attention, {**QKVO, "qs": (P_,), "ks": (P_,)})
     plan = make_plan(found, {"tensor": 8})
-    assert {name: lives(plan)[name] for name in ("qs", "ks", "ra", "rb", "rd")} == {
+    assert {name: stored(plan)[name] for name in ("qs", "ks", "ra", "rb", "rd")} == {
         "qs": "-",
         "ks": "-",
         "ra": "- t",
@@ -343,7 +343,7 @@ def test_cross_attention():
 
     params = shaped({"ea": (96, D), "ed": (D, 96), **QKVO})
     batch = {"x": jax.ShapeDtypeStruct((B, L), "int32"), "y": jax.ShapeDtypeStruct((B, 12), "int32")}
-    found = kinds(read(loss_fn, params, batch))
+    found = axis_kinds(read(loss_fn, params, batch))
     assert {name: found[name] for name in QKVO} == FULL
 
 
@@ -356,8 +356,8 @@ def test_a_bias_of_the_scores_has_heads():
         return jnp.einsum("bhqk,bkhp->bqhp", scores, v).reshape(B, L, D) @ p["rd"]
 
     found = one_layer(block, {**QKVO, "rel": (8, H)})
-    assert kinds(found)["rel"] == "8r 8h"
-    assert lives(make_plan(found, {"tensor": 4}))["rel"] == "- t"
+    assert axis_kinds(found)["rel"] == "8r 8h"
+    assert stored(make_plan(found, {"tensor": 4}))["rel"] == "- t"
 
 
 def learned_queries(p, h):
@@ -371,15 +371,15 @@ def learned_queries(p, h):
 
 def test_learned_queries():
     found = one_layer(learned_queries, {**QKVO, "la": (32, D)})
-    assert {name: kinds(found)[name] for name in FULL} == FULL
-    assert [lives(make_plan(found, {"tensor": 8}))[name] for name in QKVO] == ["- t", "- t", "- t", "t -"]
+    assert {name: axis_kinds(found)[name] for name in FULL} == FULL
+    assert [stored(make_plan(found, {"tensor": 8}))[name] for name in QKVO] == ["- t", "- t", "- t", "t -"]
 
 
 def test_an_mlp_has_no_heads():
     found = one_layer(lambda p, h: jax.nn.gelu(h @ p["wa"]) @ p["wc"], {"wa": (D, F), "wc": (F, D)})
     assert not found.heads
-    assert not found.inside
-    assert kinds(found) == {"ea": "96r 64", "ed": "64 96", "wa": "64 256", "wc": "256 64", "zu": "64"}
+    assert not found.within_heads
+    assert axis_kinds(found) == {"ea": "96r 64", "ed": "64 96", "wa": "64 256", "wc": "256 64", "zu": "64"}
 
 
 # Keys and values with fewer heads than shards.
@@ -412,15 +412,15 @@ def grouped(kv, repeated):
 @pytest.mark.parametrize("repeated", [False, True])
 def test_one_key_value_head_is_whole(repeated):
     plan = make_plan(grouped(1, repeated), TENSOR4)
-    assert [used(plan)[f"nn/{name}"] for name in ("ra", "rb", "rc", "rd")] == ["- - t", "- - -", "- - -", "- t -"]
+    assert [gathered(plan)[f"nn/{name}"] for name in ("ra", "rb", "rc", "rd")] == ["- - t", "- - -", "- - -", "- t -"]
     assert reasons(plan)["nn/rb"].startswith("1 KV head for 4 shards: whole, ")
 
 
 @pytest.mark.parametrize("repeated", [False, True])
 def test_two_key_value_heads_are_split_along_with_the_head(repeated):
     plan = make_plan(grouped(2, repeated), TENSOR4)
-    assert [used(plan)[f"nn/{name}"] for name in ("ra", "rb", "rc", "rd")] == ["- - t", "- - t", "- - t", "- t -"]
-    assert [lives(plan)[f"nn/{name}"] for name in ("ra", "rb", "rc", "rd")] == ["- - t", "- - t", "- - t", "- t -"]
+    assert [gathered(plan)[f"nn/{name}"] for name in ("ra", "rb", "rc", "rd")] == ["- - t", "- - t", "- - t", "- t -"]
+    assert [stored(plan)[f"nn/{name}"] for name in ("ra", "rb", "rc", "rd")] == ["- - t", "- - t", "- - t", "- t -"]
     assert reasons(plan)["nn/rb"].startswith("2 KV heads for 4 shards: split along with the head, ")
 
 
@@ -428,7 +428,7 @@ def test_two_key_value_heads_are_split_along_with_the_head(repeated):
 @pytest.mark.parametrize(("kv", "tensor"), [(4, 4), (4, 2), (2, 2), (8, 8), (8, 4)])
 def test_as_many_key_value_heads_as_shards_are_ordinary_heads(kv, tensor, repeated):
     plan = make_plan(grouped(kv, repeated), {"tensor": tensor})
-    assert [used(plan)[f"nn/{name}"] for name in ("ra", "rb", "rc", "rd")] == ["- - t", "- - t", "- - t", "- t -"]
+    assert [gathered(plan)[f"nn/{name}"] for name in ("ra", "rb", "rc", "rd")] == ["- - t", "- - t", "- - t", "- t -"]
     assert reasons(plan)["nn/rb"] == f"columns: makes {kv} heads, {kv // tensor} on each device"
 
 
@@ -442,7 +442,7 @@ def test_few_heads_in_a_dim_of_their_own():
 
     shapes = {"ra": (D, 8, P_), "rb": (D, 2, P_), "rc": (D, 2, P_), "rd": (8, P_, D)}
     plan = make_plan(one_layer(block, shapes), TENSOR4)
-    assert [used(plan)[name] for name in shapes][::3] == ["- t -", "t - -"]
+    assert [gathered(plan)[name] for name in shapes][::3] == ["- t -", "t - -"]
     assert all(reasons(plan)[name].startswith("2 KV heads for 4 shards: ") for name in ("rb", "rc"))
 
 
@@ -457,14 +457,14 @@ def test_an_attention_of_too_few_heads_beside_another():
     shapes = {**{"a" + name: (D, 128) for name in "qkv"}, "ao": (128, D), "wa": (D, 2048), "wc": (2048, D)}
     shapes |= {"b" + name: (D, 64) for name in "qkvo"}
     plan = make_plan(one_layer(block, shapes), {"tensor": 8})
-    assert [used(plan)["a" + name] for name in "qkvo"] == ["- t", "- t", "- t", "t -"]
-    assert [used(plan)["b" + name] for name in "qkvo"] == ["- -"] * 4
+    assert [gathered(plan)["a" + name] for name in "qkvo"] == ["- t", "- t", "- t", "t -"]
+    assert [gathered(plan)["b" + name] for name in "qkvo"] == ["- -"] * 4
 
 
 def test_queries_are_split_over_key_value_heads_and_groups_together():
     """2 x 4 heads over 8 shards: both ends of the pair or none, never into a head."""
     plan = make_plan(grouped(2, repeated=False), {"tensor": 8})
-    assert [used(plan)[f"nn/{name}"] for name in ("ra", "rd")] == ["- - t", "- t -"]
+    assert [gathered(plan)[f"nn/{name}"] for name in ("ra", "rd")] == ["- - t", "- t -"]
     assert reasons(plan)["nn/ra"] == "columns: makes 8 heads, 1 on each device"
 
 
@@ -483,9 +483,9 @@ def test_stacked_layers_are_never_split():
 
     params = shaped({"e": (96, 16), "l": {"a": (8, 16, 64), "b": (8, 64, 16)}})
     reading = read(loss_fn, params, {"x": jax.ShapeDtypeStruct((8, 16), "int32")})
-    assert kinds(reading) == {"e": "96r 16", "l/a": "8' 16 64", "l/b": "8' 64 16"}
-    assert lives(make_plan(reading, {"fsdp": 2, "tensor": 4})) == {"e": "t f", "l/a": "- f t", "l/b": "- t f"}
-    assert lives(make_plan(reading, {"fsdp": 8})) == {"e": "f -", "l/a": "- - f", "l/b": "- f -"}
+    assert axis_kinds(reading) == {"e": "96r 16", "l/a": "8' 16 64", "l/b": "8' 64 16"}
+    assert stored(make_plan(reading, {"fsdp": 2, "tensor": 4})) == {"e": "t f", "l/a": "- f t", "l/b": "- t f"}
+    assert stored(make_plan(reading, {"fsdp": 8})) == {"e": "f -", "l/a": "- - f", "l/b": "- f -"}
 
 
 def loop_by_index(params, x):
@@ -523,8 +523,8 @@ def test_layers_of_every_kind_of_loop(loop, mesh):
     shapes = {"e": (96, D), "a": (D, D), "w": (8, D, D), "b": (D, 8)}
     reading = read(loss_fn, shaped(shapes), {"x": jax.ShapeDtypeStruct((B, L), "int32")})
     plan = make_plan(reading, mesh)
-    assert lives(plan)["w"].startswith("- ")
-    assert all(dim.endswith("'") for dim in kinds(reading)["w"].split(" ")[0].split("*"))
+    assert stored(plan)["w"].startswith("- ")
+    assert all(dim.endswith("'") for dim in axis_kinds(reading)["w"].split(" ")[0].split("*"))
 
 
 # Low-rank pairs, several models, tables.
@@ -540,7 +540,7 @@ def test_ranks_are_never_split():
     pairs = {"ta": (D, 8), "tb": (8, F), "tc": (F, 8), "td": (8, D)}
     found = one_layer(block, {"wa": (D, F), "wc": (F, D), **pairs})
     plan = make_plan(found, {"tensor": 8})
-    assert {name: lives(plan)[name] for name in (*pairs, "wa", "wc")} == {
+    assert {name: stored(plan)[name] for name in (*pairs, "wa", "wc")} == {
         "wa": "- t",
         "ta": "- -",
         "tb": "- t",
@@ -561,7 +561,7 @@ def test_low_rank_pairs_on_attention():
 
     pairs = {"qa": (D, 8), "qb": (8, D), "va": (D, 8), "vb": (8, D)}
     plan = make_plan(one_layer(block, {**QKVO, **pairs}), {"tensor": 4})
-    assert {name: lives(plan)[name] for name in pairs} == {"qa": "- -", "qb": "- t", "va": "- -", "vb": "- t"}
+    assert {name: stored(plan)[name] for name in pairs} == {"qa": "- -", "qb": "- t", "va": "- -", "vb": "- t"}
 
 
 def test_a_frozen_weight_with_a_trained_pair():
@@ -573,7 +573,7 @@ def test_a_frozen_weight_with_a_trained_pair():
 
     shapes = {"wa": (D, F), "wc": (F, D), "ta": (D, 8), "tb": (8, F)}
     plan = make_plan(one_layer(block, shapes), {"tensor": 4})
-    assert {name: lives(plan)[name] for name in shapes} == {"wa": "- t", "wc": "t -", "ta": "- -", "tb": "- t"}
+    assert {name: stored(plan)[name] for name in shapes} == {"wa": "- t", "wc": "t -", "ta": "- -", "tb": "- t"}
 
 
 def test_two_models_in_one_tree_are_split_as_each_alone():
@@ -597,17 +597,17 @@ def test_two_models_in_one_tree_are_split_as_each_alone():
     batch = {"x": jax.ShapeDtypeStruct((B, L), "int32")}
     mesh = {"fsdp": 2, "tensor": 4}
     together = derive(distilled, {"t": teacher, "s": student}, batch, mesh)
-    assert lives(together) == {
-        **{f"t/{path}": entry for path, entry in lives(derive(alone, teacher, batch, mesh)).items()},
-        **{f"s/{path}": entry for path, entry in lives(derive(alone, student, batch, mesh)).items()},
+    assert stored(together) == {
+        **{f"t/{path}": entry for path, entry in stored(derive(alone, teacher, batch, mesh)).items()},
+        **{f"s/{path}": entry for path, entry in stored(derive(alone, student, batch, mesh)).items()},
     }
-    assert lives(together)["t/a"] == "f t"
+    assert stored(together)["t/a"] == "f t"
 
 
 def test_a_tied_embedding_is_split_over_its_vocabulary():
     one = program("decoder-tied")
     plan = derive(one.loss_fn, one.params, one.batch, TENSOR4)
-    assert marks(plan.specs["ea"], 2) == "t -"
+    assert abbreviated(plan.specs["ea"], 2) == "t -"
 
 
 def test_gpt2_of_hugging_face_has_kernels_the_other_way_round():
@@ -615,13 +615,13 @@ def test_gpt2_of_hugging_face_has_kernels_the_other_way_round():
     one = program("gpt2")
     plan = derive(one.loss_fn, one.params, one.batch, {"fsdp": 4, "tensor": 2})
     layer = "transformer/h/1"
-    assert {path: entry for path, entry in lives(plan).items() if path.startswith(layer) and " " in entry} == {
+    assert {path: entry for path, entry in stored(plan).items() if path.startswith(layer) and " " in entry} == {
         f"{layer}/attn/c_attn/kernel": "t f",
         f"{layer}/attn/c_proj/kernel": "f t",
         f"{layer}/mlp/c_fc/kernel": "t f",
         f"{layer}/mlp/c_proj/kernel": "f t",
     }
-    assert lives(plan)["transformer/wte/embedding"] == "t f"
+    assert stored(plan)["transformer/wte/embedding"] == "t f"
     assert reasons(plan)[f"{layer}/attn/c_attn/kernel"] == (
         "3 projections of 8 heads in one: contiguous blocks, moved where cut"
     )
@@ -640,20 +640,20 @@ def vocabulary(size, tied=False):
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_vocabulary_that_divides(tied):
     plan = make_plan(vocabulary(96, tied), TENSOR4)
-    assert (lives(plan)["ea"], used(plan)["ea"]) == ("t -", "t -")
+    assert (stored(plan)["ea"], gathered(plan)["ea"]) == ("t -", "t -")
 
 
 def test_a_vocabulary_that_does_not_divide_is_stored_in_shards_of_the_other_dim():
     """Logits over it are made in uneven parts; a table that is only looked up is gathered."""
     plan = make_plan(vocabulary(997), TENSOR4)
-    assert [(lives(plan)[name], used(plan)[name]) for name in ("ea", "ed")] == [("- t", "- -"), ("t -", "- t")]
+    assert [(stored(plan)[name], gathered(plan)[name]) for name in ("ea", "ed")] == [("- t", "- -"), ("t -", "- t")]
     assert reasons(plan)["ed"] == "997 do not divide: stored in shards of the other dim, used in uneven parts"
     assert reasons(plan)["ea"] == "table that is only looked up; stored in shards, gathered where used"
 
 
 def test_a_tied_vocabulary_that_does_not_divide():
     plan = make_plan(vocabulary(997, tied=True), TENSOR4)
-    assert (lives(plan)["ea"], used(plan)["ea"]) == ("- t", "t -")
+    assert (stored(plan)["ea"], gathered(plan)["ea"]) == ("- t", "t -")
     assert reasons(plan)["ea"] == "997 do not divide: stored in shards of the other dim, used in uneven parts"
 
 
@@ -669,17 +669,17 @@ def positions(length):
 
 
 @pytest.mark.parametrize(
-    ("length", "stored", "at_use", "reason"),
+    ("length", "spec", "at_use", "reason"),
     [
         (20, "- -", "- -", "table that is only looked up"),
         (60, "- t", "- -", "table that is only looked up; stored in shards, gathered where used"),
         (512, "t -", "t -", "table: 512 rows, 128 on each device"),
     ],
 )
-def test_a_table_of_positions_is_split_where_that_moves_less_than_the_table(length, stored, at_use, reason):
+def test_a_table_of_positions_is_split_where_that_moves_less_than_the_table(length, spec, at_use, reason):
     """Rows of 4 x 16 tokens are added up on each device: as much as 64 rows of the table."""
     plan = make_plan(positions(length), TENSOR4)
-    assert (lives(plan)["po"], used(plan)["po"], reasons(plan)["po"]) == (stored, at_use, reason)
+    assert (stored(plan)["po"], gathered(plan)["po"], reasons(plan)["po"]) == (spec, at_use, reason)
 
 
 def experts(number):
@@ -693,18 +693,18 @@ def experts(number):
 
 def test_experts_that_divide_are_split():
     found = experts(8)
-    assert {name: kinds(found)[name] for name in ("ga", "gb", "gc")} == {
+    assert {name: axis_kinds(found)[name] for name in ("ga", "gb", "gc")} == {
         "ga": "64 8e",
         "gb": "8e 64 256",
         "gc": "8e 256 64",
     }
     plan = make_plan(found, TENSOR4)
-    assert [lives(plan)[name] for name in ("ga", "gb", "gc")] == ["- -", "t - -", "t - -"]
+    assert [stored(plan)[name] for name in ("ga", "gb", "gc")] == ["- -", "t - -", "t - -"]
 
 
 def test_of_experts_that_do_not_divide_the_width_is_split():
     plan = make_plan(experts(3), TENSOR4)
-    assert [lives(plan)[name] for name in ("ga", "gb", "gc")] == ["- -", "- - t", "- t -"]
+    assert [stored(plan)[name] for name in ("ga", "gb", "gc")] == ["- -", "- - t", "- t -"]
 
 
 def test_experts_of_sorted_tokens():
@@ -721,9 +721,9 @@ def test_experts_of_sorted_tokens():
 
     found = one_layer(block, {"ga": (D, 8), "gb": (8, D, F), "gc": (8, F, D)})
     assert not found.unknown
-    assert {name: kinds(found)[name] for name in ("gb", "gc")} == {"gb": "8e 64 256", "gc": "8e 256 64"}
+    assert {name: axis_kinds(found)[name] for name in ("gb", "gc")} == {"gb": "8e 64 256", "gc": "8e 256 64"}
     plan = make_plan(found, TENSOR4)
-    pair = lives(plan)["gb"], lives(plan)["gc"]
+    pair = stored(plan)["gb"], stored(plan)["gc"]
     assert pair in {("t - -", "t - -"), ("- - t", "- t -")}
 
 
@@ -741,8 +741,8 @@ def test_a_recurrent_layer():
     found = one_layer(block, {"wa": (D, F), "wu": (F, F), "wc": (F, D)})
     assert sorted(found.matmuls) == ["ed", "wa", "wc", "wu"]
     plan = make_plan(found, TENSOR4)
-    assert (lives(plan)["wa"], lives(plan)["wc"]) == ("- t", "t -")
-    assert lives(plan)["wu"].count("t") == 1
+    assert (stored(plan)["wa"], stored(plan)["wc"]) == ("- t", "t -")
+    assert stored(plan)["wu"].count("t") == 1
 
 
 def test_both_ends_of_a_gated_convolution_are_split():
@@ -755,7 +755,7 @@ def test_both_ends_of_a_gated_convolution_are_split():
         return (up * jax.nn.sigmoid(gate)) @ p["kc"]
 
     plan = make_plan(one_layer(block, {"ka": (3, D, 2 * F), "kc": (F, D)}), TENSOR4)
-    assert [used(plan)[name] for name in ("ka", "kc")] == ["- - t", "t -"]
+    assert [gathered(plan)[name] for name in ("ka", "kc")] == ["- - t", "t -"]
 
 
 # Predicted traffic.

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from redco_cli.sharding.axes import Axis, Dim, factors
-from redco_cli.sharding.program.events import Event, bytes_moved
+from redco_cli.sharding.program.events import PossibleCollective, bytes_moved
 from redco_cli.sharding.program.reading import Reading
 
 Chain = tuple[Axis, ...]
@@ -82,7 +82,7 @@ def candidates(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate
     splitting it would split the residual stream before it. A table that is only looked up, such as positions, takes
     part while adding up its rows moves less than the table.
     """
-    forbidden = reading.inside | reading.given
+    forbidden = reading.within_heads | reading.input_axes
     found: dict[Chain, dict[Axis, int]] = {}
     value: dict[Chain, int] = defaultdict(int)
     behind: dict[Axis, int] = defaultdict(int)
@@ -97,17 +97,17 @@ def candidates(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate
             value[chain] += parameter.bytes
         for axis in {axis for dim in parameter.dims for axis in dim[1:]} - {chain[0] for chain in chains}:
             behind[axis] += parameter.bytes
-    prices = Prices(reading.events, dict.fromkeys(reading.batch, batch_ways))
-    every = [Candidate(chain, ways, prices.of(ways), value[chain] + behind[chain[0]]) for chain, ways in found.items()]
+    costs = Costs(reading.collectives, dict.fromkeys(reading.batch_axes, batch_ways))
+    every = [Candidate(chain, ways, costs.of(ways), value[chain] + behind[chain[0]]) for chain, ways in found.items()]
     worth = [one for one in every if _pairs(one, reading)]
     return sorted(worth, key=lambda candidate: candidate.ratio)
 
 
 def _pairs(candidate: Candidate, reading: Reading) -> bool:
     axes = set(candidate.chain)
-    if axes & (reading.tables - reading.multiplied):
+    if axes & (reading.lookup_axes - reading.weight_axes):
         return candidate.ratio <= 1
-    return bool(axes & (reading.made | reading.tables | reading.experts))
+    return bool(axes & (reading.produced | reading.lookup_axes | reading.experts))
 
 
 def choose(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate]:
@@ -121,15 +121,15 @@ def choose(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate]:
     if tensor == 1:
         return []
     every = candidates(reading, tensor, batch_ways)
-    meetings = _Meetings(reading.arrays, every)
+    conflicts = _Conflicts(reading.arrays, every)
     chosen: list[Candidate] = []
     for candidate in every:
-        if not meetings.of(candidate) & set(map(id, chosen)):
+        if not conflicts.of(candidate) & set(map(id, chosen)):
             chosen.append(candidate)
-    return _improved(chosen, every, meetings)
+    return _improved(chosen, every, conflicts)
 
 
-def _improved(chosen: list[Candidate], every: Sequence[Candidate], meetings: _Meetings) -> list[Candidate]:
+def _improved(chosen: list[Candidate], every: Sequence[Candidate], conflicts: _Conflicts) -> list[Candidate]:
     """Replaces a choice by two or more that it keeps out, where together they divide more at a similar price.
 
     In a chain of matmuls a·b·c·d, taking the axis in the middle first would leave both ends whole.
@@ -139,7 +139,7 @@ def _improved(chosen: list[Candidate], every: Sequence[Candidate], meetings: _Me
         occupied = set(map(id, rest))
         instead: list[Candidate] = []
         for candidate in every:
-            if candidate is not taken and not meetings.of(candidate) & (occupied | set(map(id, instead))):
+            if candidate is not taken and not conflicts.of(candidate) & (occupied | set(map(id, instead))):
                 instead.append(candidate)
         instead = [candidate for candidate in instead if id(candidate) not in occupied]
         value, cost = sum(c.value for c in instead), sum(c.cost for c in instead)
@@ -148,36 +148,43 @@ def _improved(chosen: list[Candidate], every: Sequence[Candidate], meetings: _Me
     return chosen
 
 
-class Prices:
-    """What splitting an axis costs, summed over the events of a program."""
+class Costs:
+    """What splitting an axis costs, summed over the possible collectives of a program."""
 
-    def __init__(self, events: Iterable[Event], ways: Mapping[Axis, int]) -> None:
-        """Indexes the events by the axes that set them off.
+    def __init__(self, collectives: Iterable[PossibleCollective], ways: Mapping[Axis, int]) -> None:
+        """Indexes collectives by the axes whose split needs them.
 
         Args:
-            events: of a program.
+            collectives: of a program.
             ways: how many parts the axes of the batch are split into.
         """
         self._ways = ways
-        self._by_axis: dict[Axis, list[Event]] = defaultdict(list)
-        for event in events:
-            for axis in {axis for dim in event.when for axis in factors(dim)}:
-                self._by_axis[axis].append(event)
+        self._by_axis: dict[Axis, list[PossibleCollective]] = defaultdict(list)
+        for collective in collectives:
+            for axis in {axis for dim in collective.if_split for axis in factors(dim)}:
+                self._by_axis[axis].append(collective)
 
-    def events(self, axes: Iterable[Axis]) -> list[Event]:
+    def collectives(self, axes: Iterable[Axis]) -> list[PossibleCollective]:
         """What moves if these axes are split."""
-        return list({id(event): event for axis in axes for event in self._by_axis.get(axis, ())}.values())
+        return list(
+            {id(collective): collective for axis in axes for collective in self._by_axis.get(axis, ())}.values()
+        )
 
-    def bytes(self, event: Event, ways: Mapping[Axis, int]) -> int:
-        """What an event moves on one device in a step, where axes are split into `ways`."""
-        return event.times * bytes_moved(event, {**self._ways, **ways})
+    def bytes(self, collective: PossibleCollective, ways: Mapping[Axis, int]) -> int:
+        """What a collective moves on one device in a step, where axes are split into `ways`."""
+        return collective.count * bytes_moved(collective, {**self._ways, **ways})
 
     def of(self, ways: Mapping[Axis, int]) -> float:
         """Bytes moved on one device in a step."""
-        return float(sum(self.bytes(event, ways) for event in self.events(axis for axis, n in ways.items() if n > 1)))
+        return float(
+            sum(
+                self.bytes(collective, ways)
+                for collective in self.collectives(axis for axis, n in ways.items() if n > 1)
+            )
+        )
 
 
-class _Meetings:
+class _Conflicts:
     """Which candidates occur in one array, so that only one of them can be split."""
 
     def __init__(self, arrays: Iterable[frozenset[Axis]], every: Sequence[Candidate]) -> None:
@@ -186,12 +193,12 @@ class _Meetings:
             for axis, ways in candidate.ways.items():
                 if ways > 1:
                     by_axis[axis].append(candidate)
-        self._met: dict[int, set[int]] = defaultdict(set)
+        self._in_conflict: dict[int, set[int]] = defaultdict(set)
         for array in arrays:
-            met = {id(candidate) for axis in array for candidate in by_axis.get(axis, ())}
-            for one in met:
-                self._met[one] |= met
+            together = {id(candidate) for axis in array for candidate in by_axis.get(axis, ())}
+            for one in together:
+                self._in_conflict[one] |= together
 
     def of(self, candidate: Candidate) -> set[int]:
         """Identities of the others."""
-        return self._met[id(candidate)] - {id(candidate)}
+        return self._in_conflict[id(candidate)] - {id(candidate)}

@@ -2,8 +2,8 @@
 
 A parameter p lives in shards over `fsdp`. Used as it is, a matmul x·p would move activations. With
 
-    forward     y = x · gather(p)          gather: from `lives` to `used`, an all-gather over fsdp
-    backward    dp = scatter(xᵀ · dy)      scatter: back to `lives`, a reduce-scatter over fsdp
+    forward     y = x · gather(p)          gather: from `spec` to `gathered`, an all-gather over fsdp
+    backward    dp = scatter(xᵀ · dy)      scatter: back to `spec`, a reduce-scatter over fsdp
 
 it moves the parameter once each context, and no device ever holds more gathered parameters than the compiler needs at a
 time. Layers that are stacked and scanned are gathered one by one, inside the loop. This is fully sharded data
@@ -41,30 +41,30 @@ class _Context:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _Sharded:
     """A parameter that was not used yet.
 
     Attributes:
         value: the array.
-        lives: the mesh axes of its dims where it is stored.
-        used: the same where it is used.
+        spec: the mesh axes of its dims where it lives.
+        gathered: the same where it is used.
         views: equations of one operand, to apply once it is gathered.
     """
 
     value: Any
-    lives: PartitionSpec
-    used: PartitionSpec
+    spec: PartitionSpec
+    gathered: PartitionSpec
     views: tuple[Any, ...] = ()
 
     def whole(self, mesh: Mesh) -> Any:
         """The array, as it is used."""
-        gathered = self.value if self.lives == self.used else self._gathered(mesh)
+        whole = self.value if self.spec == self.gathered else self._all_gather(mesh)
         for equation in self.views:
-            (gathered,) = _bind(equation, [gathered])
-        return gathered
+            (whole,) = _bind(equation, [whole])
+        return whole
 
-    def _gathered(self, mesh: Mesh) -> Any:
-        lives, used = NamedSharding(mesh, self.lives), NamedSharding(mesh, self.used)
+    def _all_gather(self, mesh: Mesh) -> Any:
+        lives, used = NamedSharding(mesh, self.spec), NamedSharding(mesh, self.gathered)
 
         @jax.custom_vjp
         def gather(x: Any) -> Any:
@@ -80,15 +80,15 @@ class _Stored:
         gather.defvjp(forward, backward)
         return gather(self.value)
 
-    def seen(self, equation: Any) -> _Stored:
+    def viewed(self, equation: Any) -> _Sharded:
         """The same parameter, seen in another context; cast at once, as it is cheaper to gather in fewer bits."""
         if equation.primitive.name == "convert_element_type" and not self.views:
             return replace(self, value=_bind(equation, [self.value])[0])
         return replace(self, views=(*self.views, equation))
 
-    def slice(self, value: Any) -> _Stored:
+    def slice(self, value: Any) -> _Sharded:
         """One layer of it."""
-        return _Stored(value, PartitionSpec(*self.lives[1:]), PartitionSpec(*self.used[1:]))
+        return _Sharded(value, PartitionSpec(*self.spec[1:]), PartitionSpec(*self.gathered[1:]))
 
 
 def gathering(
@@ -115,7 +115,7 @@ def gathering(
     def gathers(params: Any, *others: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *others)
         stored = [
-            _Stored(value, where, there)
+            _Sharded(value, where, there)
             for value, where, there in zip(jax.tree.leaves(params), lives, used, strict=True)
         ]
         results = _evaluate(closed.jaxpr, closed.consts, [*stored, *jax.tree.leaves(others)], context)
@@ -129,19 +129,19 @@ def _is_spec(leaf: Any) -> bool:
 
 
 def _whole(x: Any, mesh: Mesh) -> Any:
-    return x.whole(mesh) if isinstance(x, _Stored) else x
+    return x.whole(mesh) if isinstance(x, _Sharded) else x
 
 
 def _value(x: Any) -> Any:
-    return x.value if isinstance(x, _Stored) else x
+    return x.value if isinstance(x, _Sharded) else x
 
 
-def _like(stored: Any, value: Any) -> Any:
-    return replace(stored, value=value) if isinstance(stored, _Stored) else value
+def _with_value(sharded: Any, value: Any) -> Any:
+    return replace(sharded, value=value) if isinstance(sharded, _Sharded) else value
 
 
 def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], context: _Context) -> list[Any]:
-    """Runs a jaxpr on arrays and stored parameters."""
+    """Runs a jaxpr on arrays and sharded parameters."""
     known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
     known.update(zip(jaxpr.invars, args, strict=True))
 
@@ -158,7 +158,7 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any], context: _
 def _apply(equation: Any, operands: Sequence[Any], context: _Context) -> Sequence[Any]:
     """One equation: parameters pass through views and into loops as they are stored, all else gathers them."""
     name, params = equation.primitive.name, equation.params
-    if any(isinstance(x, _Stored) for x in operands):
+    if any(isinstance(x, _Sharded) for x in operands):
         if name in _INLINED:
             inner = params.get("jaxpr", params.get("call_jaxpr"))
             return _evaluate(inner.jaxpr, inner.consts, operands, context)
@@ -167,10 +167,12 @@ def _apply(equation: Any, operands: Sequence[Any], context: _Context) -> Sequenc
         if name == "scan":
             return _scan(equation, operands, context)
         if name in _VIEWS and len(operands) == 1:
-            return [operands[0].seen(equation)]
-        if context.reshard_after_forward and any(isinstance(x, _Stored) and x.lives != x.used for x in operands):
+            return [operands[0].viewed(equation)]
+        if context.reshard_after_forward and any(isinstance(x, _Sharded) and x.spec != x.gathered for x in operands):
             use = jax.checkpoint(
-                lambda values: _use(equation, [_like(x, y) for x, y in zip(operands, values, strict=True)], context)
+                lambda values: _use(
+                    equation, [_with_value(x, y) for x, y in zip(operands, values, strict=True)], context
+                )
             )
             results: Sequence[Any] = use([_value(x) for x in operands])
             return results
@@ -183,11 +185,11 @@ def _use(equation: Any, operands: Sequence[Any], context: _Context) -> Sequence[
     grouped = equation.primitive.name == "conv_general_dilated" and params["feature_group_count"] > 1
     if grouped and context.mesh.shape.get(TENSOR, 1) > 1:
         image, kernel = operands
-        operands = [_busy(image, kernel, params["dimension_numbers"], context.mesh), kernel]
+        operands = [_split_over_every_axis(image, kernel, params["dimension_numbers"], context.mesh), kernel]
     return list(_bind(equation, [_whole(x, context.mesh) for x in operands]))
 
 
-def _busy(images: Any, kernel: Any, numbers: Any, mesh: Mesh) -> Any:
+def _split_over_every_axis(images: Any, kernel: Any, numbers: Any, mesh: Mesh) -> Any:
     """The input of a grouped convolution, split over every axis of the mesh: its channels where the kernel's are.
 
     XLA (with JAX 0.10) adds up the gradient of the kernel once for each device of an axis that splits nothing of the
@@ -197,8 +199,8 @@ def _busy(images: Any, kernel: Any, numbers: Any, mesh: Mesh) -> Any:
     dims: list[Any] = [None] * whole.ndim
     batch, channels = numbers.lhs_spec[:2]
     out = numbers.rhs_spec[0]
-    known = isinstance(kernel, _Stored) and not kernel.views
-    if known and len(kernel.used) > out and kernel.used[out] == TENSOR:
+    known = isinstance(kernel, _Sharded) and not kernel.views
+    if known and len(kernel.gathered) > out and kernel.gathered[out] == TENSOR:
         dims[batch], dims[channels] = BATCH_AXES, TENSOR
     elif whole.shape[batch] % mesh.size == 0:
         dims[batch] = AXES
@@ -216,7 +218,7 @@ def _remat(equation: Any, operands: Sequence[Any], context: _Context) -> Sequenc
     params = equation.params
 
     def body(values: Sequence[Any]) -> list[Any]:
-        inside = [_like(x, value) for x, value in zip(operands, values, strict=True)]
+        inside = [_with_value(x, value) for x, value in zip(operands, values, strict=True)]
         return [_whole(x, context.mesh) for x in _evaluate(params["jaxpr"], [], inside, context)]
 
     rematerialized = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
@@ -229,11 +231,11 @@ def _scan(equation: Any, operands: Sequence[Any], context: _Context) -> Sequence
     params = equation.params
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
     consts = operands[:first]
-    stacked = [_whole(x, context.mesh) if isinstance(x, _Stored) and x.views else x for x in operands[last:]]
+    stacked = [_whole(x, context.mesh) if isinstance(x, _Sharded) and x.views else x for x in operands[last:]]
     inner = params["jaxpr"]
 
     def body(carry: list[Any], xs: list[Any]) -> tuple[list[Any], list[Any]]:
-        slices = [x.slice(value) if isinstance(x, _Stored) else value for x, value in zip(stacked, xs, strict=True)]
+        slices = [x.slice(value) if isinstance(x, _Sharded) else value for x, value in zip(stacked, xs, strict=True)]
         results = [
             _whole(x, context.mesh) for x in _evaluate(inner.jaxpr, inner.consts, [*consts, *carry, *slices], context)
         ]

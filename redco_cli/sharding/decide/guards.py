@@ -55,7 +55,7 @@ def guard(
         whole = [
             (parameter, layout.reason)
             for parameter, layout in zip(reading.parameters, layouts, strict=True)
-            if not any(axis in dim for dim in layout.lives)
+            if not any(axis in dim for dim in layout.stored)
         ]
         share = sum(parameter.bytes for parameter, _ in whole) / total
         if sizes[axis] == 1 or share <= WARN_ABOVE:
@@ -76,7 +76,7 @@ def guard(
 def _heads(reading: Reading, chosen: Sequence[Candidate], sizes: Mapping[str, int], where: Where) -> list[str]:
     """Attention that cannot be split into whole heads."""
     tensor = sizes[TENSOR]
-    forbidden = reading.inside | reading.given
+    forbidden = reading.within_heads | reading.input_axes
     taken = {axis for candidate in chosen for axis in candidate.chain}
     total = sum(parameter.bytes for parameter in reading.parameters) or 1
     whole: dict[int, list[tuple[Parameter, str]]] = {}

@@ -20,11 +20,8 @@ from dataclasses import dataclass, replace
 
 from redco_cli.sharding.axes import Axis, Dim, factors
 from redco_cli.sharding.decide.choose import Candidate, Chain, leading
-from redco_cli.sharding.plan import DATA, FSDP, TENSOR
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings
 from redco_cli.sharding.program.reading import Parameter, Reading
-
-Dims = tuple[tuple[str, ...], ...]
-"""For each dim of a parameter the mesh axes that it is split over, major first."""
 
 SMALL = 2**20
 """Bytes below which gathering a parameter costs more in latency than its copies cost in memory."""
@@ -37,18 +34,18 @@ class Layout:
     """One parameter on the mesh.
 
     Attributes:
-        lives: where it is stored.
-        used: where it is used.
+        stored: where it lives.
+        gathered: where it is used.
         reason: in the model's terms.
     """
 
-    lives: Dims
-    used: Dims
+    stored: DimShardings
+    gathered: DimShardings
     reason: str
 
     def ways(self, sizes: Mapping[str, int]) -> int:
         """Number of shards that it is stored in."""
-        return math.prod(sizes[axis] for dim in self.lives for axis in dim)
+        return math.prod(sizes[axis] for dim in self.stored for axis in dim)
 
 
 def lay_out(
@@ -75,12 +72,12 @@ def lay_out(
 def _over_tensor(
     parameter: Parameter, reading: Reading, chosen: Sequence[Candidate], sizes: Mapping[str, int]
 ) -> Layout:
-    whole: Dims = ((),) * len(parameter.shape)
+    whole: DimShardings = ((),) * len(parameter.shape)
     if sizes[TENSOR] == 1:
         return Layout(whole, whole, "no tensor axis to split over")
     by_chain = {candidate.chain: candidate for candidate in chosen}
     for place, dim in enumerate(parameter.dims):
-        ways = leading(dim, sizes[TENSOR], reading.inside | reading.given)
+        ways = leading(dim, sizes[TENSOR], reading.within_heads | reading.input_axes)
         if ways is not None and tuple(ways) in by_chain:
             if _routes(parameter, dim, reading):
                 return Layout(whole, whole, f"router: whole, what it says of {dim[0].size} experts is little")
@@ -95,7 +92,9 @@ def _over_tensor(
 def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
     """Whether a dim of a weight says which expert: split, it would add up gradients of its input for very little."""
     matmuls = reading.matmuls.get(parameter.path, ())
-    return dim[0] in reading.experts and any(len(m.made) == 1 and factors(m.made[0]) == (dim[0],) for m in matmuls)
+    return dim[0] in reading.experts and any(
+        len(m.produced) == 1 and factors(m.produced[0]) == (dim[0],) for m in matmuls
+    )
 
 
 def _fused(
@@ -108,10 +107,10 @@ def _fused(
         behind = [i for i, axis in enumerate(dim) if axis in taken]
         divides = parameter.shape[place] % tensor == 0
         if behind and behind[0] > 0 and divides and not any(axis.layer for axis in dim):
-            used = _with(((),) * len(parameter.shape), place, TENSOR)
+            split = _with(((),) * len(parameter.shape), place, TENSOR)
             parts, what = math.prod(axis.size for axis in dim[: behind[0]]), _called(dim[behind[0]], reading)
             reason = f"{parts} projections of {dim[behind[0]].size} {what} in one: contiguous blocks, moved where cut"
-            return Layout(used, used, reason)
+            return Layout(split, split, reason)
     return None
 
 
@@ -129,11 +128,11 @@ def _few_heads(
     whole ones by their heads, so that n·r is moved either way and n·k·d is not.
     """
     tensor = sizes[TENSOR]
-    whole: Dims = ((),) * len(parameter.shape)
+    whole: DimShardings = ((),) * len(parameter.shape)
     heads = math.prod(axis.size for axis in parameter.axes & reading.heads)
     for place, dim in enumerate(parameter.dims):
-        matmuls = [m for m in reading.matmuls.get(parameter.path, ()) if _made_by(m.made, dim)]
-        attends = any(axis in reading.inside for axis in dim)
+        matmuls = [m for m in reading.matmuls.get(parameter.path, ()) if _made_by(m.produced, dim)]
+        attends = any(axis in reading.within_heads for axis in dim)
         mine = parameter.axes & reading.heads or reading.heads  # a single head has no axis of its own to tell it by
         queries = any(candidate.chain[0] in mine for candidate in chosen)
         if (
@@ -143,9 +142,9 @@ def _few_heads(
             or parameter.shape[place] % tensor
         ):
             continue
-        tokens = _tokens(matmuls[0].taken, matmuls[0].summed, reading, sizes)
+        tokens = _tokens(matmuls[0].activation, matmuls[0].contracted, reading, sizes)
         features = parameter.shape[place]
-        inputs = math.prod(axis.size for summed in matmuls[0].summed for axis in factors(summed))
+        inputs = math.prod(axis.size for summed in matmuls[0].contracted for axis in factors(summed))
         stacked = any(parameter.layers())
         along = tokens * features // heads + (0 if stacked and heads > 1 else tokens * inputs)
         apart = inputs * features * (tensor - 1) // tensor
@@ -156,8 +155,10 @@ def _few_heads(
         if heads > 1 and not set(dim) & reading.heads:
             return Layout(whole, whole, f"{few}: whole, as heads have a dim of their own")
         if along < apart:
-            used = _with(whole, place, TENSOR)
-            return Layout(used, used, f"{few}: split along with the head, {along} bytes moved against {apart} if whole")
+            split = _with(whole, place, TENSOR)
+            return Layout(
+                split, split, f"{few}: split along with the head, {along} bytes moved against {apart} if whole"
+            )
         return Layout(whole, whole, f"{few}: whole, {apart} bytes moved against {along} if split along with the head")
     return None
 
@@ -169,7 +170,7 @@ def _made_by(made: Sequence[Dim], dim: Dim) -> bool:
 def _tokens(taken: Sequence[Dim], summed: Sequence[Dim], reading: Reading, sizes: Mapping[str, int]) -> int:
     inner = {axis for dim in summed for axis in factors(dim)}
     axes = [axis for dim in taken for axis in factors(dim) if axis not in inner]
-    split = sizes[DATA] * sizes[FSDP] if any(axis in reading.batch for axis in axes) else 1
+    split = sizes[DATA] * sizes[FSDP] if any(axis in reading.batch_axes for axis in axes) else 1
     return max(1, math.prod(axis.size for axis in axes) // split)
 
 
@@ -178,7 +179,7 @@ def _left_over(reading: Reading, layouts: Sequence[Layout], decided: Sequence[bo
     result, parameters = list(layouts), reading.parameters
     if tensor == 1:
         return result
-    whole = [i for i, layout in enumerate(layouts) if not any(layout.lives)]
+    whole = [i for i, layout in enumerate(layouts) if not any(layout.stored)]
     left = sum(parameters[i].bytes for i in whole)
     total = sum(parameter.bytes for parameter in parameters)
     by_size: dict[tuple[int, tuple[int, ...]], list[int]] = {}
@@ -200,12 +201,12 @@ def _left_over(reading: Reading, layouts: Sequence[Layout], decided: Sequence[bo
 
 def _stored(parameter: Parameter, layout: Layout, place: int, reading: Reading) -> Layout:
     """In shards of `place`; used whole, or in uneven parts of a vocabulary that does not divide."""
-    lives = _with(layout.lives, place, TENSOR)
+    stored = _with(layout.stored, place, TENSOR)
     for row, dim in enumerate(parameter.dims):
-        if row != place and len(dim) == 1 and dim[0] in reading.outputs - reading.inside:
+        if row != place and len(dim) == 1 and dim[0] in reading.output_axes - reading.within_heads:
             reason = f"{dim[0].size} do not divide: stored in shards of the other dim, used in uneven parts"
-            return Layout(lives, _with(layout.used, row, TENSOR), reason)
-    return replace(layout, lives=lives, reason=f"{layout.reason}; stored in shards, gathered where used")
+            return Layout(stored, _with(layout.gathered, row, TENSOR), reason)
+    return replace(layout, stored=stored, reason=f"{layout.reason}; stored in shards, gathered where used")
 
 
 def _over_fsdp(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Layout:
@@ -218,7 +219,7 @@ def _over_fsdp(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -
         places = [
             place
             for place, size in enumerate(parameter.shape)
-            if size % ways == 0 and not layers[place] and (not layout.lives[place]) == free
+            if size % ways == 0 and not layers[place] and (not layout.stored[place]) == free
         ]
         if places:
             place = max(places, key=lambda place: parameter.shape[place])
@@ -226,7 +227,7 @@ def _over_fsdp(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -
     return replace(layout, reason=f"{layout.reason}; no dim divides over fsdp {sizes[FSDP]}")
 
 
-def _with(dims: Dims, place: int, axis: str) -> Dims:
+def _with(dims: DimShardings, place: int, axis: str) -> DimShardings:
     return tuple((*dim, axis) if i == place else dim for i, dim in enumerate(dims))
 
 
@@ -236,7 +237,7 @@ def _called(axis: Axis, reading: Reading) -> str:
         return "heads"
     if axis in reading.experts:
         return "experts"
-    return "rows" if axis in reading.tables else "features"
+    return "rows" if axis in reading.lookup_axes else "features"
 
 
 def _split_reason(parameter: Parameter, place: int, chain: Chain, reading: Reading, tensor: int) -> str:
@@ -246,8 +247,8 @@ def _split_reason(parameter: Parameter, place: int, chain: Chain, reading: Readi
         return each
     matmuls = reading.matmuls.get(parameter.path, ())
     mine = set(chain)
-    if any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.summed):
-        tied = any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.made) or what == "rows"
+    if any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.contracted):
+        tied = any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.produced) or what == "rows"
         return f"{'columns and rows' if tied else 'rows'}: sums over {each}"
     if matmuls:
         return f"columns: makes {each}"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from redco_cli.errors import RecipeError
-from redco_cli.sharding.decide.layout import Dims, Layout
-from redco_cli.sharding.plan import AXES, DATA, FSDP
+from redco_cli.sharding.decide.layout import Layout
+from redco_cli.sharding.plan import AXES, DATA, FSDP, DimShardings
 from redco_cli.sharding.program.reading import Parameter
 
 Override = tuple[str, Sequence[str | Sequence[str] | None]]
@@ -46,15 +46,15 @@ def overridden(
             remedy = f"redco inspect-sharding lists them; the first is {parameters[0].path}"
             raise RecipeError(f"{place}.path", problem, remedy)
         for parameter in matched:
-            lives = _dims(parameter, axes, sizes, f"{place}.axes")
-            used = tuple(tuple(axis for axis in dim if axis != FSDP) for dim in lives)
-            found[parameter.path] = Layout(lives, used, f"override {pattern}")
+            stored = _dims(parameter, axes, sizes, f"{place}.axes")
+            gathered = tuple(tuple(axis for axis in dim if axis != FSDP) for dim in stored)
+            found[parameter.path] = Layout(stored, gathered, f"override {pattern}")
     return found
 
 
 def _dims(
     parameter: Parameter, axes: Sequence[str | Sequence[str] | None], sizes: Mapping[str, int], place: str
-) -> Dims:
+) -> DimShardings:
     shape = list(parameter.shape)
     if len(axes) > len(shape):
         problem = f"{len(axes)} entries for {parameter.path}, which has the {len(shape)} dims {shape}"

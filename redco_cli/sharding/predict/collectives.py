@@ -7,18 +7,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from redco_cli.sharding.axes import Axis
-from redco_cli.sharding.decide.choose import Candidate, Prices
+from redco_cli.sharding.decide.choose import Candidate, Costs
 from redco_cli.sharding.decide.layout import Layout
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
 from redco_cli.sharding.program.reading import Parameter, Reading
 
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
-ONCE_A_PASS = (PARAMETERS, GRADIENTS)
+PER_PASS = (PARAMETERS, GRADIENTS)
 """What is moved in every pass, whatever the size of its batch."""
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 
 
-def predict(
+def predict_collectives(
     reading: Reading, chosen: Sequence[Candidate], layouts: Sequence[Layout], sizes: Mapping[str, int]
 ) -> tuple[Collective, ...]:
     """Collectives of one forward and backward pass over one micro-batch, and of its gradients.
@@ -26,12 +26,14 @@ def predict(
     Bytes are those of the results on one device, as they stand in compiled HLO.
     """
     moved: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    prices = Prices(reading.events, dict.fromkeys(reading.batch, sizes[DATA] * sizes[FSDP]))
+    costs = Costs(reading.collectives, dict.fromkeys(reading.batch_axes, sizes[DATA] * sizes[FSDP]))
     for candidate in chosen:
-        for event in prices.events(axis for axis, ways in candidate.ways.items() if ways > 1):
-            moved[event.kind, TENSOR, event.what] += [prices.bytes(event, candidate.ways) // event.times] * event.times
-    for event in prices.events(_cut_axes(reading, chosen, layouts)):
-        moved[event.kind, TENSOR, event.what] += [prices.bytes(event, {}) // sizes[TENSOR]]
+        for collective in costs.collectives(axis for axis, ways in candidate.ways.items() if ways > 1):
+            moved[collective.kind, TENSOR, collective.what] += [
+                costs.bytes(collective, candidate.ways) // collective.count
+            ] * collective.count
+    for collective in costs.collectives(_cut_axes(reading, chosen, layouts)):
+        moved[collective.kind, TENSOR, collective.what] += [costs.bytes(collective, {}) // sizes[TENSOR]]
     for parameter, layout in zip(reading.parameters, layouts, strict=True):
         for key, size in _of_parameter(parameter, layout, sizes):
             moved[key].append(size)
@@ -45,15 +47,15 @@ def _of_parameter(
 ) -> list[tuple[tuple[str, str, str], int]]:
     """Gathering one parameter where it is used, and adding up its gradient."""
     found = []
-    lives, used = _axes(layout.lives), _axes(layout.used)
+    stored, used = _axes(layout.stored), _axes(layout.gathered)
     shard = parameter.bytes // layout.ways(sizes)
     whole = parameter.bytes // math.prod(sizes[axis] for axis in used)
-    gathered = "+".join(axis for axis in (FSDP, TENSOR) if axis in lives - used)
+    gathered = "+".join(axis for axis in (FSDP, TENSOR) if axis in stored - used)
     if shard < whole:
         found.append(((ALL_GATHER, gathered, PARAMETERS), whole))
-    if FSDP in lives and sizes[FSDP] > 1:
+    if FSDP in stored and sizes[FSDP] > 1:
         found.append(((REDUCE_SCATTER, FSDP, GRADIENTS), shard))
-    batch = [axis for axis in (DATA, FSDP) if sizes[axis] > 1 and axis not in lives]
+    batch = [axis for axis in (DATA, FSDP) if sizes[axis] > 1 and axis not in stored]
     if batch:
         found.append(((ALL_REDUCE, "+".join(batch), GRADIENTS), shard))
     return found
@@ -69,6 +71,6 @@ def _cut_axes(reading: Reading, chosen: Sequence[Candidate], layouts: Sequence[L
     return {
         dim[0]
         for parameter, layout in zip(reading.parameters, layouts, strict=True)
-        for dim, used in zip(parameter.dims, layout.used, strict=True)
+        for dim, used in zip(parameter.dims, layout.gathered, strict=True)
         if TENSOR in used and dim and dim[0] not in taken
     }

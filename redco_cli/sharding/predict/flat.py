@@ -14,12 +14,12 @@ from jax.extend import core
 
 from redco_cli.sharding.predict.dots import canonical_operands
 from redco_cli.sharding.predict.kinds import CALLS, ELEMENTWISE
-from redco_cli.sharding.predict.operations import NARROW, SCALAR, Arrays, Flat, Op
+from redco_cli.sharding.predict.operations import LITERAL, NARROW, Arrays, FlatProgram, Op
 
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-def flatten(closed_jaxpr: Any, *, partitioned: bool = True, upcast: bool = False) -> Flat:
+def flatten(closed_jaxpr: Any, *, partitioned: bool = True, upcast: bool = False) -> FlatProgram:
     """Reads a traced program.
 
     Args:
@@ -31,13 +31,13 @@ def flatten(closed_jaxpr: Any, *, partitioned: bool = True, upcast: bool = False
     return _program(closed_jaxpr, _Reader(Arrays(), partitioned, upcast))
 
 
-def _program(closed: Any, reader: _Reader, made: Mapping[int, Op] | None = None) -> Flat:
+def _program(closed: Any, reader: _Reader, made: Mapping[int, Op] | None = None) -> FlatProgram:
     """One program with its own list of operations; inputs that are `made` are what such an operation makes."""
     inputs = [reader.array(variable.aval) for variable in closed.jaxpr.invars]
     for place, op in (made or {}).items():
         reader.ops.append(Op(op.name, op.operands, (inputs[place],), op.params))
     outputs = reader.run(closed, inputs)
-    return Flat(reader.arrays, tuple(inputs), tuple(outputs), _needed(reader.ops, outputs))
+    return FlatProgram(reader.arrays, tuple(inputs), tuple(outputs), _needed(reader.ops, outputs))
 
 
 def _needed(ops: list[Op], outputs: Sequence[int]) -> list[Op]:
@@ -57,7 +57,7 @@ def _drop_stacked(op: Op, wanted: set[int]) -> None:
     """Leaves out of a scan what it computes for stacked results that nobody reads."""
     body, carried = op.bodies[0], op.params["num_carry"]
     stacked = zip(body.outputs[carried:], op.results[carried:], strict=True)
-    body.outputs = body.outputs[:carried] + tuple(y if result in wanted else SCALAR for y, result in stacked)
+    body.outputs = body.outputs[:carried] + tuple(y if result in wanted else LITERAL for y, result in stacked)
     body.ops = _needed(body.ops, body.outputs)
 
 
@@ -70,7 +70,7 @@ class _Reader:
         self._seen: dict[Any, tuple[int, ...]] = {}
         self._literals: tuple[Any, ...] = ()
 
-    def inside(self, closed: Any, made: Mapping[int, Op] | None = None) -> Flat:
+    def inside(self, closed: Any, made: Mapping[int, Op] | None = None) -> FlatProgram:
         """A program within this one."""
         return _program(closed, _Reader(self.arrays, self.partitioned, self.upcast), made)
 
@@ -82,12 +82,12 @@ class _Reader:
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
         known: dict[Any, int] = dict(zip(jaxpr.invars, operands, strict=True))
         for variable in jaxpr.constvars:
-            known[variable] = SCALAR if not variable.aval.shape else self.array(variable.aval)
+            known[variable] = LITERAL if not variable.aval.shape else self.array(variable.aval)
         for equation in jaxpr.eqns:
-            inputs = tuple(SCALAR if isinstance(a, core.Literal) else known[a] for a in equation.invars)
+            inputs = tuple(LITERAL if isinstance(a, core.Literal) else known[a] for a in equation.invars)
             self._literals = tuple(repr(a.val) for a in equation.invars if isinstance(a, core.Literal))
             known.update(zip(equation.outvars, self._apply(equation, inputs), strict=True))
-        return [SCALAR if isinstance(a, core.Literal) else known[a] for a in jaxpr.outvars]
+        return [LITERAL if isinstance(a, core.Literal) else known[a] for a in jaxpr.outvars]
 
     def _apply(self, equation: Any, operands: tuple[int, ...]) -> Sequence[int]:
         name, params = equation.primitive.name, equation.params
@@ -96,7 +96,7 @@ class _Reader:
             if params.get("differentiated"):
                 self.arrays.rematerialized.update(operands)
             if params.get("differentiated") and params.get("prevent_cse"):
-                operands = tuple(x if x == SCALAR else self._fresh_view(x) for x in operands)
+                operands = tuple(x if x == LITERAL else self._fresh_view(x) for x in operands)
             return self.run(inner, operands)
         avals = [variable.aval for variable in equation.outvars]
         if name in ("scan", "while", "cond"):
@@ -126,10 +126,10 @@ class _Reader:
         made = {}
         for place, operand in enumerate(operands[: params["num_consts"]]):
             maker = self.maker.get(operand)
-            if maker is not None and maker.name == "broadcast_in_dim" and maker.operands == (SCALAR,):
+            if maker is not None and maker.name == "broadcast_in_dim" and maker.operands == (LITERAL,):
                 made[place] = maker
         body = self.inside(params["jaxpr"], made)
-        operands = tuple(SCALAR if place in made else operand for place, operand in enumerate(operands))
+        operands = tuple(LITERAL if place in made else operand for place, operand in enumerate(operands))
         return Op(name, operands, results, params, (body,))
 
     def emit(
@@ -181,7 +181,7 @@ class _Reader:
         narrow = aval.dtype if self.upcast and _element(aval.dtype)[1] in NARROW else None
         if self.upcast:
             operands = tuple(
-                self._cast(x, 4, "float32") if x != SCALAR and self.arrays.dtypes[x] in NARROW else x for x in operands
+                self._cast(x, 4, "float32") if x != LITERAL and self.arrays.dtypes[x] in NARROW else x for x in operands
             )
         operands, numbers = canonical_operands(self, operands, numbers)
         result = self.arrays.new(aval.shape, *(_element(aval.dtype) if narrow is None else (4, "float32")))
@@ -203,19 +203,19 @@ class _Reader:
 
     def _elementwise(self, name: str, operands: tuple[int, ...], aval: Any, params: Mapping[str, Any]) -> Sequence[int]:
         shapes = self.arrays.shapes
-        if name == "div" and (operands[1] == SCALAR or shapes[operands[1]] != aval.shape):
+        if name == "div" and (operands[1] == LITERAL or shapes[operands[1]] != aval.shape):
             if operands[1] not in self._divisors or not self.partitioned:
                 name = "mul"  # by the reciprocal, which is small
-            if operands[1] != SCALAR and name == "mul":
+            if operands[1] != LITERAL and name == "mul":
                 self._divisors.add(operands[1])
                 one = self.arrays.like(operands[1], shapes[operands[1]])
-                operands = (operands[0], self._new("div", (SCALAR, operands[1]), one, {}))
+                operands = (operands[0], self._new("div", (LITERAL, operands[1]), one, {}))
         elif name == "erfc":  # exp(-x²) is part of it, and of its derivative
             square = self.emit("square", operands, [aval], {})
             below = self.emit("neg", tuple(square), [aval], {})
             operands += tuple(self.emit("exp", tuple(below), [aval], {"accuracy": None}))
         operands = tuple(
-            x if x == SCALAR or not shapes[x] or shapes[x] == aval.shape else self._repeat(x, aval.shape)
+            x if x == LITERAL or not shapes[x] or shapes[x] == aval.shape else self._repeat(x, aval.shape)
             for x in operands
         )
         return self.emit(name, operands, [aval], params)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from redco_cli.sharding.predict.kernels import kernel_regions
 from redco_cli.sharding.predict.kinds import CHEAP, EXPENSIVE, MOVES, REDUCTIONS, RESHAPED, VIEWS
-from redco_cli.sharding.predict.operations import NARROW, SCALAR, Flat, Op
+from redco_cli.sharding.predict.operations import LITERAL, NARROW, FlatProgram, Op
 
 STACK = "stack"
 """An operation without a result: a round of a loop writes its slice of a stacked result."""
@@ -32,12 +32,12 @@ class Fusion:
         reads: for each the arrays in memory that it is computed from.
     """
 
-    def __init__(self, ops: Sequence[Op], outputs: Sequence[int], flat: Flat, *, kernels: bool) -> None:
+    def __init__(self, ops: Sequence[Op], outputs: Sequence[int], flat: FlatProgram, *, kernels: bool) -> None:
         """Fuses.
 
         Args:
             ops: the operations of a program.
-            outputs: ids of what is read in the end, or `SCALAR`.
+            outputs: ids of what is read in the end, or `LITERAL`.
             flat: the program, or one around it.
             kernels: whether library kernels take in what lies around them, and narrow elements are written where they
                 are read more than once, as in XLA's CPU backend.
@@ -51,13 +51,13 @@ class Fusion:
                     self._base[result] = self.base(operand)
             else:
                 self.ops.append(op)
-        self.operands = [[self.base(x) for x in op.operands if x != SCALAR] for op in self.ops]
+        self.operands = [[self.base(x) for x in op.operands if x != LITERAL] for op in self.ops]
         self.maker = {result: index for index, op in enumerate(self.ops) for result in op.results}
         self.users: dict[int, list[int]] = {}
         for index, operands in enumerate(self.operands):
             for array in dict.fromkeys(operands):
                 self.users.setdefault(array, []).append(index)
-        self.ends = {self.base(x) for x in outputs if x != SCALAR}
+        self.ends = {self.base(x) for x in outputs if x != LITERAL}
         self.region = kernel_regions(self) if kernels else {}
         self.written = [self._is_written(index) for index in range(len(self.ops))]
         self.reads = self._reads()
@@ -98,7 +98,7 @@ class Fusion:
             reads.append(tuple(found))
         return reads
 
-    def final(self) -> set[int]:
+    def results(self) -> set[int]:
         """Operations whose result is read in the end, if only in another place or precision."""
         found: set[int] = set()
         for index in range(len(self.ops) - 1, -1, -1):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from redco_cli.sharding.predict.kinds import REDUCTIONS
-from redco_cli.sharding.predict.operations import SCALAR, Op
+from redco_cli.sharding.predict.operations import LITERAL, Op
 
 _TAKEN = REDUCTIONS | {
     "add", "add_any", "sub", "mul", "div", "max", "min", "neg", "exp", "square", "integer_pow", "broadcast_in_dim"
@@ -39,7 +39,7 @@ def _is_batched(op: Op) -> bool:
 
 
 def _taken(op: Op) -> bool:
-    return op.name in _TAKEN and SCALAR not in op.operands
+    return op.name in _TAKEN and LITERAL not in op.operands
 
 
 def _passes(op: Op) -> bool:

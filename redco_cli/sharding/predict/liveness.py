@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from redco_cli.sharding.predict.fusion import STACK, Fusion
 from redco_cli.sharding.predict.kinds import ELEMENTWISE, PRODUCTS, RESHAPED
-from redco_cli.sharding.predict.operations import SCALAR, Flat, Op
+from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
 
 Integers = NDArray[np.int64]
 _IN_PLACE = ELEMENTWISE | {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice", "sort"}
@@ -79,7 +79,7 @@ class Timeline:
     length: int
 
 
-def timeline(flat: Flat, weights: Collection[int], *, cpu_backend: bool) -> Timeline:
+def timeline(flat: FlatProgram, weights: Collection[int], *, cpu_backend: bool) -> Timeline:
     """Plays a program.
 
     Args:
@@ -89,12 +89,12 @@ def timeline(flat: Flat, weights: Collection[int], *, cpu_backend: bool) -> Time
             them, as XLA has it on a CPU; otherwise in the order of the program.
     """
     fusion = Fusion(flat.ops, flat.outputs, flat, kernels=cpu_backend)
-    return _Player(flat, fusion, flat.inputs, weights, cpu_backend).timeline(flat.outputs)
+    return _Scheduler(flat, fusion, flat.inputs, weights, cpu_backend).timeline(flat.outputs)
 
 
-class _Player:
+class _Scheduler:
     def __init__(
-        self, flat: Flat, fusion: Fusion, inputs: Sequence[int], weights: Collection[int], cpu_backend: bool
+        self, flat: FlatProgram, fusion: Fusion, inputs: Sequence[int], weights: Collection[int], cpu_backend: bool
     ) -> None:
         self._flat, self._fusion, self._cpu_backend = flat, fusion, cpu_backend
         self._inputs, self._weights = frozenset(inputs), frozenset(weights)
@@ -102,7 +102,7 @@ class _Player:
 
     def _cpu_order(self) -> list[int]:
         """Breadth first: what is ready is done in the order in which it became so."""
-        fusion, final = self._fusion, self._fusion.final()
+        fusion, final = self._fusion, self._fusion.results()
         missing: dict[int, int] = {}
         waiting: dict[int, list[int]] = {}
         for index, written in enumerate(fusion.written):
@@ -127,7 +127,7 @@ class _Player:
     def timeline(self, outputs: Sequence[int], stacked: Sequence[int] = ()) -> Timeline:
         """When everything exists; `stacked` are results of a round of a loop."""
         ops, order = self._fusion.ops, self._order
-        births, deaths = self._lives()
+        births, deaths = self._lifetimes()
         places = {array: place for place, array in enumerate(births)}
         return Timeline(
             arrays=np.array(list(births), np.int64),
@@ -143,7 +143,7 @@ class _Player:
             length=len(order) + 1,
         )
 
-    def _lives(self) -> tuple[dict[int, int], dict[int, int]]:
+    def _lifetimes(self) -> tuple[dict[int, int], dict[int, int]]:
         births: dict[int, int] = {}
         deaths: dict[int, int] = {}
         for time, index in enumerate(self._order):
@@ -155,10 +155,10 @@ class _Player:
                 )  # it is made of zeros
                 births[array], deaths[array] = 0 if early else time, time
         for index in self._order:
-            self._share(index, births, deaths)
+            self._reuse_operands(index, births, deaths)
         return births, deaths
 
-    def _share(self, index: int, births: dict[int, int], deaths: Mapping[int, int]) -> None:
+    def _reuse_operands(self, index: int, births: dict[int, int], deaths: Mapping[int, int]) -> None:
         """A result takes the place of an operand of the same form that nobody reads afterwards."""
         op, arrays, fusion = self._fusion.ops[index], self._flat.arrays, self._fusion
         pairs: list[tuple[int, Iterable[int]]] = []
@@ -181,14 +181,14 @@ class _Player:
             return [Loop(time, timeline(body, (), cpu_backend=self._cpu_backend), ()) for body in op.bodies]
         body, carried = op.bodies[0], op.params["num_carry"]
         first = op.params["num_consts"] + carried
-        slices = [Op("dynamic_slice", (SCALAR,), (x,), {}) for x in body.inputs[first:]]
-        stacks = [Op(STACK, (y,), (), {}) for y in body.outputs[carried:] if y != SCALAR]
+        slices = [Op("dynamic_slice", (LITERAL,), (x,), {}) for x in body.inputs[first:]]
+        stacks = [Op(STACK, (y,), (), {}) for y in body.outputs[carried:] if y != LITERAL]
         given = zip(body.inputs, map(self._fusion.base, op.operands), strict=True)
         weights = [inside for inside, outside in given if self._is_of_weights(outside)]
         fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, kernels=self._cpu_backend)
-        player = _Player(self._flat, fusion, body.inputs[:first], weights, self._cpu_backend)
+        scheduler = _Scheduler(self._flat, fusion, body.inputs[:first], weights, self._cpu_backend)
         stacked = tuple(places[x] for x in op.results[carried:])
-        return [Loop(time, player.timeline(body.outputs[:carried], body.outputs[carried:]), stacked)]
+        return [Loop(time, scheduler.timeline(body.outputs[:carried], body.outputs[carried:]), stacked)]
 
     def _is_of_weights(self, array: int) -> bool:
         while array not in self._weights:

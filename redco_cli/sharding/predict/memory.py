@@ -1,4 +1,4 @@
-"""Bytes on one device in a train step, predicted from the traced program. Nothing is compiled.
+"""Bytes on one device in a train step, predicted from the traced traced. Nothing is compiled.
 
 A step holds parameters, optimizer state and the batch for its whole length: its arguments. The new parameters and state
 take the place of the old ones (donation). All else is temporary: gradients, parameters gathered or cast for use, copies
@@ -27,8 +27,8 @@ from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.liveness import Integers, Timeline, timeline
-from redco_cli.sharding.predict.operations import Flat
-from redco_cli.sharding.predict.peak import Bytes, add_gathered, add_gradients, alive_at, curves, reused
+from redco_cli.sharding.predict.operations import FlatProgram
+from redco_cli.sharding.predict.peak import Bytes, add_gathered, add_gradients, alive_at, bytes_over_time, reused
 from redco_cli.sharding.predict.propagate import propagate, shard_bytes
 
 _LARGEST = 12
@@ -109,7 +109,7 @@ class StepConfig:
     copies_state: bool = True
 
 
-class Program:
+class TracedLoss:
     """A loss and its gradient, traced once, to be estimated on many meshes.
 
     Attributes:
@@ -141,21 +141,21 @@ class Program:
         self.leaves = [leaves[place] for place in self.order]
         arguments = self.leaves[: self.trained], self.leaves[self.trained :], batch
         self._jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(*arguments)
-        self._played: dict[tuple[bool, bool], tuple[Flat, Timeline]] = {}
+        self._timelines: dict[tuple[bool, bool], tuple[FlatProgram, Timeline]] = {}
 
-    def played(self, partitioned: bool, cpu_backend: bool) -> tuple[Flat, Timeline]:
+    def flat_and_timeline(self, partitioned: bool, cpu_backend: bool) -> tuple[FlatProgram, Timeline]:
         """Its operations, and when its arrays exist; see `flatten` and `timeline`."""
-        if (partitioned, cpu_backend) not in self._played:
+        if (partitioned, cpu_backend) not in self._timelines:
             flat = flatten(self._jaxpr, partitioned=partitioned, upcast=cpu_backend)
-            self._played[partitioned, cpu_backend] = (
+            self._timelines[partitioned, cpu_backend] = (
                 flat,
                 timeline(flat, flat.inputs[: len(self.order)], cpu_backend=cpu_backend),
             )
-        return self._played[partitioned, cpu_backend]
+        return self._timelines[partitioned, cpu_backend]
 
 
 def estimate(
-    program: Program,
+    traced: TracedLoss,
     opt_state: Any,
     mesh: Mapping[str, int],
     specs: Any,
@@ -167,7 +167,7 @@ def estimate(
     """Predicts the memory of a train step on one device.
 
     Args:
-        program: the loss over a micro-batch.
+        traced: the loss over a micro-batch.
         opt_state: of any optax transformation over the trained parameters, abstract.
         mesh: sizes of the axes `data`, `fsdp` and `tensor`.
         specs: like the parameters, a `PartitionSpec` each: where it lives.
@@ -176,19 +176,19 @@ def estimate(
         batch_specs: like the batch; default: the leading dim of every array over `data` and `fsdp`.
     """
     repeated = config.micro_batches > 1
-    flat, line = program.played(repeated or math.prod(mesh.values()) > 1, config.cpu_backend)
-    lives, used = ([_specs(tree)[place] for place in program.order] for tree in (specs, gathered))
+    flat, line = traced.flat_and_timeline(repeated or math.prod(mesh.values()) > 1, config.cpu_backend)
+    lives, used = ([_specs(tree)[place] for place in traced.order] for tree in (specs, gathered))
     given = flat.inputs[len(used) :]
     over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)
     sizes = np.array(shard_bytes(flat, propagate(flat, [*used, *over_batch]), mesh), np.float64)
-    local = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(program.leaves, lives, strict=True)]
-    trained = local[: program.trained]
+    local = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(traced.leaves, lives, strict=True)]
+    trained = local[: traced.trained]
     own = sizes[line.arrays]
     before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
     at_once = repeated or mesh[FSDP] == 1
     gradients = add_gradients(line, own, trained, added=repeated, summed=summed, at_once=at_once)
     layered = [places[0] for places in line.outputs[1:] if places and line.made_by[places[0]] == "scan"]
-    found = curves(line, sizes, own, layered if summed else ())
+    found = bytes_over_time(line, sizes, own, layered if summed else ())
     moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
     add_gathered(
         found.weights,
@@ -198,7 +198,7 @@ def estimate(
         reshard_after_forward=config.reshard_after_forward,
         repeated=repeated,
     )
-    where = _specs(follow(opt_state, program.params, specs))
+    where = _specs(follow(opt_state, traced.params, specs))
     state = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(jax.tree.leaves(opt_state), where, strict=True)]
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
     time, temporary = _worst(
@@ -249,7 +249,7 @@ def _is_of_loss(line: Timeline) -> NDArray[np.bool_]:
     return inside
 
 
-def _largest(flat: Flat, line: Timeline, own: Bytes, now: Integers) -> tuple[Array, ...]:
+def _largest(flat: FlatProgram, line: Timeline, own: Bytes, now: Integers) -> tuple[Array, ...]:
     arrays = flat.arrays
     chosen = [(int(own[index]), int(line.arrays[index]), line.made_by[index]) for index in now[np.argsort(-own[now])]]
     return tuple(

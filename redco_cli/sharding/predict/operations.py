@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-SCALAR = -1
+LITERAL = -1
 """Stands for a literal among operands: it has no size worth counting."""
 NARROW = ("bfloat16", "float16")
 
@@ -17,7 +17,7 @@ class Op:
 
     Attributes:
         name: of the primitive.
-        operands: ids of arrays, or `SCALAR`.
+        operands: ids of arrays, or `LITERAL`.
         results: ids of arrays.
         params: of the primitive.
         bodies: the programs it runs: of a loop, or the branches of a choice.
@@ -27,7 +27,7 @@ class Op:
     operands: tuple[int, ...]
     results: tuple[int, ...]
     params: Mapping[str, Any]
-    bodies: tuple[Flat, ...] = ()
+    bodies: tuple[FlatProgram, ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,13 +64,13 @@ class Arrays:
 
 
 @dataclass(slots=True)
-class Flat:
+class FlatProgram:
     """A program without calls.
 
     Attributes:
         arrays: of this program and of all those in it.
         inputs: ids of its arguments.
-        outputs: ids of its results, or `SCALAR`.
+        outputs: ids of its results, or `LITERAL`.
         ops: what it does, in order; nothing whose result is not used.
     """
 

@@ -44,7 +44,7 @@ class Gradients:
     waiting: tuple[int, ...]
 
 
-def curves(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collection[int] = ()) -> Curves:
+def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collection[int] = ()) -> Curves:
     """Plays a timeline, loops and all.
 
     Args:
@@ -61,8 +61,8 @@ def curves(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collection[int]
     for loop in timeline.loops:
         inside = sizes[loop.body.arrays]
         parts = [part for y, place in enumerate(loop.stacked) if place in summed for part in loop.body.stacked[y][:1]]
-        waiting = wait(loop.body, inside, parts, at_once=True)
-        inner = curves(loop.body, sizes, inside)
+        waiting = waiting_bytes(loop.body, inside, parts, at_once=True)
+        inner = bytes_over_time(loop.body, sizes, inside)
         at = int((inner.together + waiting).argmax())
         now = (float(inner.activations[at] + waiting[at]), float(inner.weights[at]))
         largest[loop.time] = max(largest.get(loop.time, now), now, key=sum)
@@ -84,7 +84,7 @@ def alive_at(timeline: Timeline, time: int) -> Integers:
     return np.flatnonzero((timeline.births <= time) & (time <= timeline.deaths))
 
 
-def wait(timeline: Timeline, own: Bytes, parts: Iterable[int], *, at_once: bool) -> Bytes:
+def waiting_bytes(timeline: Timeline, own: Bytes, parts: Iterable[int], *, at_once: bool) -> Bytes:
     """Bytes over time of arrays that are summed over devices in the end; they are no longer counted in `own`.
 
     Args:
@@ -113,7 +113,7 @@ def add_gradients(
         local: bytes of each gradient where its parameter lives.
         added: gradients of micro-batches are added to arrays that are there all the time.
         summed: they are summed over devices when all are there, otherwise one by one as they come.
-        at_once: see `wait`.
+        at_once: see `waiting_bytes`.
     """
     found = np.full(timeline.length + 1, float(sum(local)) if added else 0.0)
     waiting: dict[int, None] = {}
@@ -133,7 +133,7 @@ def add_gradients(
             found[begin : end + 1] += 0.0 if own[place] == size else own[place]
         if place not in waiting:
             own[place] = 0.0
-    return Gradients(found + wait(timeline, own, waiting, at_once=at_once), tuple(waiting))
+    return Gradients(found + waiting_bytes(timeline, own, waiting, at_once=at_once), tuple(waiting))
 
 
 def add_gathered(

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from redco_cli.sharding.plan import DimShardings
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.kinds import ELEMENTWISE, REDUCTIONS
-from redco_cli.sharding.predict.operations import SCALAR, Flat, Op
-from redco_cli.sharding.predict.splits import Dims, Splits, distinct, join, rule, whole
+from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
+from redco_cli.sharding.predict.splits import Splits, distinct, join, rule, whole
 
 
 def local_bytes(closed_jaxpr: Any, in_specs: Sequence[Any], mesh: Mapping[str, int]) -> list[int]:
@@ -32,7 +33,7 @@ def local_bytes(closed_jaxpr: Any, in_specs: Sequence[Any], mesh: Mapping[str, i
     return shard_bytes(flat, propagate(flat, in_specs), mesh)
 
 
-def propagate(flat: Flat, in_specs: Sequence[Any]) -> list[Dims]:
+def propagate(flat: FlatProgram, in_specs: Sequence[Any]) -> list[DimShardings]:
     """How each array of a program is split; the sizes of the mesh play no part in it.
 
     Args:
@@ -48,13 +49,13 @@ def propagate(flat: Flat, in_specs: Sequence[Any]) -> list[Dims]:
     return [whole(shape) if dims is None else dims for dims, shape in zip(splits.known, shapes, strict=True)]
 
 
-def as_dims(spec: Sequence[Any], rank: int) -> Dims:
+def as_dims(spec: Sequence[Any], rank: int) -> DimShardings:
     """A `PartitionSpec`, spelled out for an array of `rank` dims."""
     parts = [() if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec]
     return tuple(parts + [()] * (rank - len(parts)))
 
 
-def shard_bytes(flat: Flat, splits: Sequence[Dims], mesh: Mapping[str, int]) -> list[int]:
+def shard_bytes(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> list[int]:
     """Bytes on one device of each array of a program; of uneven shards the largest counts.
 
     Args:
@@ -72,7 +73,7 @@ def shard_bytes(flat: Flat, splits: Sequence[Dims], mesh: Mapping[str, int]) -> 
     ]
 
 
-def shard_elements(shape: Sequence[int], dims: Dims, mesh: Mapping[str, int]) -> int:
+def shard_elements(shape: Sequence[int], dims: DimShardings, mesh: Mapping[str, int]) -> int:
     """Elements on one device of an array of this shape."""
     elements = 1
     for size, axes in zip(shape, dims, strict=True):
@@ -82,9 +83,9 @@ def shard_elements(shape: Sequence[int], dims: Dims, mesh: Mapping[str, int]) ->
     return elements
 
 
-def _elementwise(splits: Splits, op: Op) -> list[Dims | None]:
+def _elementwise(splits: Splits, op: Op) -> list[DimShardings | None]:
     shape = splits.shapes[op.results[0]]
-    dims = join(splits.of(x) for x in op.operands if x != SCALAR and splits.shapes[x] == shape)
+    dims = join(splits.of(x) for x in op.operands if x != LITERAL and splits.shapes[x] == shape)
     if dims is None and any(splits.of(x) is not None for x in op.operands):
         dims = whole(shape)
     if dims is not None:
@@ -99,34 +100,34 @@ rule(*ELEMENTWISE)(_elementwise)
 @rule(
     "copy", "stop_gradient", "name", "pvary", "copy_p", "rev", "cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod"
 )
-def _same(splits: Splits, op: Op) -> list[Dims | None]:
+def _same(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [splits.of(op.operands[0])]
 
 
 @rule("optimization_barrier")
-def _each(splits: Splits, op: Op) -> list[Dims | None]:
+def _each(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [splits.of(operand) for operand in op.operands]
 
 
 @rule("sharding_constraint")
-def _constraint(splits: Splits, op: Op) -> list[Dims | None]:
+def _constraint(splits: Splits, op: Op) -> list[DimShardings | None]:
     spec = getattr(op.params["sharding"], "spec", None)
     return [splits.of(op.operands[0]) if spec is None else as_dims(spec, len(splits.shapes[op.results[0]]))]
 
 
 @rule("iota", "random_bits", "random_seed", "random_wrap", "random_unwrap", "random_fold_in", "random_split", "empty")
-def _nothing(splits: Splits, op: Op) -> list[Dims | None]:
+def _nothing(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [None] * len(op.results)
 
 
 @rule("transpose")
-def _transpose(splits: Splits, op: Op) -> list[Dims | None]:
+def _transpose(splits: Splits, op: Op) -> list[DimShardings | None]:
     dims = splits.of(op.operands[0])
     return [None if dims is None else tuple(dims[place] for place in op.params["permutation"])]
 
 
 @rule("broadcast_in_dim")
-def _broadcast(splits: Splits, op: Op) -> list[Dims | None]:
+def _broadcast(splits: Splits, op: Op) -> list[DimShardings | None]:
     dims, shape = splits.of(op.operands[0]), splits.shapes[op.results[0]]
     if not dims:
         return [dims and whole(shape)]
@@ -137,7 +138,7 @@ def _broadcast(splits: Splits, op: Op) -> list[Dims | None]:
 
 
 @rule("squeeze", "expand_dims", "reshape")
-def _reshape(splits: Splits, op: Op) -> list[Dims | None]:
+def _reshape(splits: Splits, op: Op) -> list[DimShardings | None]:
     dims, old, new = splits.of(op.operands[0]), splits.shapes[op.operands[0]], splits.shapes[op.results[0]]
     if dims is None:
         return [None]
@@ -161,7 +162,7 @@ def _reshape(splits: Splits, op: Op) -> list[Dims | None]:
 
 
 @rule("dot_general")
-def _dot(splits: Splits, op: Op) -> list[Dims | None]:
+def _dot(splits: Splits, op: Op) -> list[DimShardings | None]:
     (left_sum, right_sum), (left_batch, right_batch) = op.params["dimension_numbers"]
     left, right = (splits.of(operand) for operand in op.operands)
     if left is None and right is None:
@@ -175,7 +176,7 @@ def _dot(splits: Splits, op: Op) -> list[Dims | None]:
 
 
 @rule("conv_general_dilated")
-def _convolution(splits: Splits, op: Op) -> list[Dims | None]:
+def _convolution(splits: Splits, op: Op) -> list[DimShardings | None]:
     numbers, result = op.params["dimension_numbers"], [()] * len(splits.shapes[op.results[0]])
     for operand, source, target in ((0, numbers.lhs_spec[0], 0), (1, numbers.rhs_spec[0], 1)):
         dims = splits.of(op.operands[operand])
@@ -184,14 +185,14 @@ def _convolution(splits: Splits, op: Op) -> list[Dims | None]:
 
 
 @rule(*REDUCTIONS)
-def _reduce(splits: Splits, op: Op) -> list[Dims | None]:
+def _reduce(splits: Splits, op: Op) -> list[DimShardings | None]:
     dims, gone = splits.of(op.operands[0]), op.params.get("axes", op.params.get("dimensions"))
     kept = None if dims is None else tuple(axes for dim, axes in enumerate(dims) if dim not in gone)
     return [kept] * len(op.results)
 
 
 @rule("gather")
-def _gather(splits: Splits, op: Op) -> list[Dims | None]:
+def _gather(splits: Splits, op: Op) -> list[DimShardings | None]:
     table, indices = (splits.of(operand) for operand in op.operands)
     if table is None and indices is None:
         return [None]
@@ -211,7 +212,7 @@ def _gather(splits: Splits, op: Op) -> list[Dims | None]:
 
 
 @rule("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter_max", "scatter_min")
-def _scatter(splits: Splits, op: Op) -> list[Dims | None]:
+def _scatter(splits: Splits, op: Op) -> list[DimShardings | None]:
     target, indices, updates = (splits.of(operand) for operand in op.operands)
     numbers, shape = op.params["dimension_numbers"], splits.shapes[op.results[0]]
     if target is None and updates is None:
@@ -231,10 +232,10 @@ def _scatter(splits: Splits, op: Op) -> list[Dims | None]:
 
 
 @rule("concatenate", "pad", "dynamic_slice", "dynamic_update_slice", "slice", "sort", "reduce_precision")
-def _keep(splits: Splits, op: Op) -> list[Dims | None]:
-    """Dims at the same place are the same, whatever their sizes."""
+def _keep(splits: Splits, op: Op) -> list[DimShardings | None]:
+    """DimShardings at the same place are the same, whatever their sizes."""
     rank = len(splits.shapes[op.results[0]])
-    arrays = [x for x in op.operands if x != SCALAR and len(splits.shapes[x]) == rank > 0]
+    arrays = [x for x in op.operands if x != LITERAL and len(splits.shapes[x]) == rank > 0]
     dims = join(splits.of(x) for x in arrays)
     if dims is not None:
         for operand in arrays:
@@ -243,7 +244,7 @@ def _keep(splits: Splits, op: Op) -> list[Dims | None]:
 
 
 @rule("scan")
-def _scan(splits: Splits, op: Op) -> list[Dims | None]:
+def _scan(splits: Splits, op: Op) -> list[DimShardings | None]:
     constants, carried = op.params["num_consts"], op.params["num_carry"]
     given = [splits.of(operand) for operand in op.operands]
     slices = [None if dims is None else dims[1:] for dims in given[constants + carried :]]
@@ -261,14 +262,14 @@ def _scan(splits: Splits, op: Op) -> list[Dims | None]:
 
 
 @rule("while")
-def _while(splits: Splits, op: Op) -> list[Dims | None]:
+def _while(splits: Splits, op: Op) -> list[DimShardings | None]:
     first = op.params["cond_nconsts"]
     given = [splits.of(operand) for operand in op.operands[first:]]
     return splits.run(op.bodies[0], given)
 
 
 @rule("cond")
-def _cond(splits: Splits, op: Op) -> list[Dims | None]:
+def _cond(splits: Splits, op: Op) -> list[DimShardings | None]:
     given = [splits.of(operand) for operand in op.operands[1:]]
     branches = [splits.run(body, given) for body in op.bodies]
     return [join(results) for results in zip(*branches, strict=True)]

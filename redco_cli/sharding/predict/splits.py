@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from redco_cli.sharding.plan import DimShardings
 from redco_cli.sharding.predict.kinds import ELEMENTWISE, VIEWS
-from redco_cli.sharding.predict.operations import SCALAR, Flat, Op
+from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
 
-Dims = tuple[tuple[str, ...], ...]
-"""For each dim of an array the mesh axes that split it: a `PartitionSpec` without its short forms."""
-Rule = Callable[["Splits", Op], Sequence[Dims | None]]
+Rule = Callable[["Splits", Op], Sequence[DimShardings | None]]
 """From an operation to how each of its results is split; None for an array that depends on no input."""
 _RULES: dict[str, Rule] = {}
 
@@ -33,13 +32,13 @@ class Splits:
         shapes: by id.
     """
 
-    def __init__(self, flat: Flat) -> None:
+    def __init__(self, flat: FlatProgram) -> None:
         """Nothing is known."""
         self.shapes = flat.arrays.shapes
-        self.known: list[Dims | None] = [None] * len(self.shapes)
+        self.known: list[DimShardings | None] = [None] * len(self.shapes)
         self._maker: dict[int, Op] = {}
 
-    def run(self, flat: Flat, inputs: Sequence[Dims | None]) -> list[Dims | None]:
+    def run(self, flat: FlatProgram, inputs: Sequence[DimShardings | None]) -> list[DimShardings | None]:
         """Follows one program.
 
         Args:
@@ -58,25 +57,25 @@ class Splits:
                 maker[array] = op
         return [self.of(array) for array in flat.outputs]
 
-    def of(self, array: int) -> Dims | None:
+    def of(self, array: int) -> DimShardings | None:
         """How an array is split; a literal has no preference."""
-        return None if array == SCALAR else self.known[array]
+        return None if array == LITERAL else self.known[array]
 
-    def settle(self, array: int, dims: Dims) -> None:
+    def settle(self, array: int, dims: DimShardings) -> None:
         """An array is split as what it meets where it has no preference: where it is repeated, or depends on no input.
 
         So are the arrays that it is made of, element by element.
         """
-        if array == SCALAR or len(self.shapes[array]) != len(dims) or self.known[array] == dims:
+        if array == LITERAL or len(self.shapes[array]) != len(dims) or self.known[array] == dims:
             return
         maker, shape, mine = self._maker.get(array), self.shapes[array], self.known[array]
         if maker is not None and maker.name in ELEMENTWISE | VIEWS:
-            alike = [operand for operand in maker.operands if operand != SCALAR and self.shapes[operand] == shape]
+            alike = [operand for operand in maker.operands if operand != LITERAL and self.shapes[operand] == shape]
             for operand in alike:
                 self.settle(operand, dims)
             merged = join([mine, *map(self.of, alike)])
         elif maker is not None and maker.name == "broadcast_in_dim" and mine is not None:
-            source = self.shapes[maker.operands[0]] if maker.operands[0] != SCALAR else ()
+            source = self.shapes[maker.operands[0]] if maker.operands[0] != LITERAL else ()
             size = dict(zip(maker.params["broadcast_dimensions"], source, strict=True))
             repeated = tuple(theirs if size.get(dim) != shape[dim] else () for dim, theirs in enumerate(dims))
             merged = join([mine, repeated])
@@ -90,10 +89,10 @@ class Splits:
 
     def _is_filled(self, array: int) -> bool:
         """Whether an array is one number, repeated."""
-        return array in self._maker and self._maker[array].operands == (SCALAR,)
+        return array in self._maker and self._maker[array].operands == (LITERAL,)
 
 
-def join(candidates: Iterable[Dims | None]) -> Dims | None:
+def join(candidates: Iterable[DimShardings | None]) -> DimShardings | None:
     """One split out of several of the same array: for each dim the first that splits it decides."""
     given = [dims for dims in candidates if dims is not None]
     if not given:
@@ -111,7 +110,7 @@ def join(candidates: Iterable[Dims | None]) -> Dims | None:
     return result
 
 
-def distinct(dims: Iterable[tuple[str, ...]]) -> Dims:
+def distinct(dims: Iterable[tuple[str, ...]]) -> DimShardings:
     """The same with each mesh axis only where it comes first: no axis splits two dims of an array."""
     used: set[str] = set()
     result = []
@@ -121,14 +120,14 @@ def distinct(dims: Iterable[tuple[str, ...]]) -> Dims:
     return tuple(result)
 
 
-def whole(shape: Sequence[Any]) -> Dims:
+def whole(shape: Sequence[Any]) -> DimShardings:
     """Not split at all."""
     return ((),) * len(shape)
 
 
-def same_place(splits: Splits, op: Op) -> list[Dims | None]:
+def same_place(splits: Splits, op: Op) -> list[DimShardings | None]:
     """The rule of what has none: dims of the same size at the same place are the same dim."""
-    results: list[Dims | None] = []
+    results: list[DimShardings | None] = []
     given = [(splits.shapes[x], dims) for x in op.operands if (dims := splits.of(x)) is not None]
     for array in op.results:
         shape = splits.shapes[array]

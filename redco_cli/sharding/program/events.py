@@ -15,39 +15,39 @@ class Value(NamedTuple):
 
     Attributes:
         dims: one for each dim.
-        trained: a gradient flows through it.
-        given: it depends on the batch: an activation. Without, it is a weight or a constant.
-        name: path of the one parameter that it was made of, seen in another way perhaps; else empty.
+        requires_grad: a gradient flows through it.
+        from_batch: it depends on the batch: an activation. Without, it is a weight or a constant.
+        path: path of the one parameter that it was made of, seen in another way perhaps; else empty.
     """
 
     dims: tuple[Dim, ...]
-    trained: bool
-    given: bool
-    name: str = ""
+    requires_grad: bool
+    from_batch: bool
+    path: str = ""
 
 
 @dataclass(frozen=True)
-class Event:
+class PossibleCollective:
     """A collective that an operation needs where one of some dims is split.
 
     Attributes:
         kind: `all-reduce` or `all-gather`.
-        when: the dims.
+        if_split: the dims.
         moved: dims of the array that is moved.
         itemsize: bytes of an element.
-        times: how often in a step.
+        count: how often in a step.
         what: what is moved, in a few words.
     """
 
     kind: str
-    when: tuple[Dim, ...]
+    if_split: tuple[Dim, ...]
     moved: tuple[Dim, ...]
     itemsize: int
-    times: int
+    count: int
     what: str
 
 
-class Contact(NamedTuple):
+class ActivationProduct(NamedTuple):
     """A product of two activations, such as queries with keys.
 
     Attributes:
@@ -65,19 +65,19 @@ class Matmul(NamedTuple):
     """A product of an activation with a weight.
 
     Attributes:
-        name: path of the weight, if it is one parameter.
+        path: path of the weight, if it is one parameter.
         weight: dims of the weight.
-        summed: dims that are summed over.
-        made: dims of the result that the weight brings.
-        taken: dims of the activation.
+        contracted: dims that are summed over.
+        produced: dims of the result that the weight brings.
+        activation: dims of the activation.
         result: dims of the result.
     """
 
-    name: str
+    path: str
     weight: tuple[Dim, ...]
-    summed: tuple[Dim, ...]
-    made: tuple[Dim, ...]
-    taken: tuple[Dim, ...]
+    contracted: tuple[Dim, ...]
+    produced: tuple[Dim, ...]
+    activation: tuple[Dim, ...]
     result: tuple[Dim, ...]
 
 
@@ -86,12 +86,12 @@ def itemsize(aval: Any) -> int:
     return int(getattr(aval.dtype, "itemsize", 4))
 
 
-def bytes_moved(event: Event, ways: Mapping[Axis, int]) -> int:
+def bytes_moved(collective: PossibleCollective, ways: Mapping[Axis, int]) -> int:
     """Result bytes on one device, each time.
 
     Args:
-        event: what is moved.
+        collective: what is moved.
         ways: into how many parts an axis is split on the way.
     """
-    elements = math.prod(-(-axis.size // ways.get(axis, 1)) for dim in event.moved for axis in factors(dim))
-    return elements * event.itemsize
+    elements = math.prod(-(-axis.size // ways.get(axis, 1)) for dim in collective.moved for axis in factors(dim))
+    return elements * collective.itemsize

@@ -7,7 +7,7 @@ from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, mark_layer, split, unify
 from redco_cli.sharding.program.events import Value
-from redco_cli.sharding.program.walk import Walk, mixed, rule, viewed
+from redco_cli.sharding.program.walk import Walk, combined, rule, viewed
 
 
 @rule("concatenate")
@@ -15,13 +15,13 @@ def _concatenate(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
     place, aval = equation.params["dimension"], equation.outvars[0].aval
     dims = list(operands[0].dims)
     dims[place] = fresh(aval.shape[place])
-    result = mixed(operands, dims)
+    result = combined(operands, dims)
     for x, atom in zip(operands, equation.invars, strict=True):
         for i, dim in enumerate(x.dims):
             if i != place:
                 unify(dims[i], dim)
-        walk.cut([x.dims[place]], x, atom.aval, "concatenated array")
-    walk.cut([dims[place]], result, aval, "concatenated array")
+        walk.needs_whole([x.dims[place]], x, atom.aval, "concatenated array")
+    walk.needs_whole([dims[place]], result, aval, "concatenated array")
     return [result]
 
 
@@ -37,9 +37,9 @@ def _slices(walk: Walk, x: Value, aval: Any, place: int, sizes: Sequence[int]) -
     parts = None
     if len(set(sizes)) == 1:
         parts = split(x.dims[place], [len(sizes), sizes[0]])
-    walk.cut([x.dims[place] if parts is None else parts[0]], x, aval, "array that is cut into parts")
+    walk.needs_whole([x.dims[place] if parts is None else parts[0]], x, aval, "array that is cut into parts")
     dims = [fresh(size) if parts is None else parts[1] for size in sizes]
-    return [Value((*x.dims[:place], dim, *x.dims[place + 1 :]), x.trained, x.given) for dim in dims]
+    return [Value((*x.dims[:place], dim, *x.dims[place + 1 :]), x.requires_grad, x.from_batch) for dim in dims]
 
 
 @rule("slice", "dynamic_slice", "pad")
@@ -52,15 +52,15 @@ def _slice(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for i, (old, new) in enumerate(zip(aval.shape, shape, strict=True)):
         if old == new and not any(padding[i]):
             continue
-        if new == 1 and not x.given:
+        if new == 1 and not x.from_batch:
             mark_layer(x.dims[i])
         parts = None
         if aligned and 0 < new < old and old % new == 0 and starts[i] % new == 0:
             parts = split(x.dims[i], [old // new, new])
-        walk.cut([x.dims[i] if parts is None else parts[0]], x, aval, "array that is cut into parts")
+        walk.needs_whole([x.dims[i] if parts is None else parts[0]], x, aval, "array that is cut into parts")
         dims[i] = fresh(new) if parts is None else parts[1]
-    chosen = any(index.given for index in operands[1:])
-    return [viewed(x, dims)._replace(given=x.given or chosen)]
+    chosen = any(index.from_batch for index in operands[1:])
+    return [viewed(x, dims)._replace(from_batch=x.from_batch or chosen)]
 
 
 @rule("dynamic_update_slice")
@@ -71,8 +71,8 @@ def _update_slice(walk: Walk, equation: Any, operands: list[Value]) -> list[Valu
         if old == new:
             unify(x.dims[i], update.dims[i])
         else:
-            walk.cut([x.dims[i]], x, equation.invars[0].aval, "array that is written in parts")
-    return [mixed(operands[:2], x.dims)]
+            walk.needs_whole([x.dims[i]], x, equation.invars[0].aval, "array that is written in parts")
+    return [combined(operands[:2], x.dims)]
 
 
 @rule("gather")
@@ -88,16 +88,16 @@ def _gather(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         whole = slices[i] == aval.shape[i]
         dims[place] = table.dims[i] if whole else fresh(slices[i])
         if not whole:
-            walk.cut([table.dims[i]], table, aval, "array that is read in parts")
+            walk.needs_whole([table.dims[i]], table, aval, "array that is read in parts")
     for i, j in batching.items():
         unify(table.dims[i], indices.dims[j])
     rest = iter(indices.dims[:-1])
-    result = mixed(operands[:1], [next(rest) if dim is None else dim for dim in dims])
+    result = combined(operands[:1], [next(rest) if dim is None else dim for dim in dims])
     indexed = [table.dims[i] for i in numbers.collapsed_slice_dims]
-    walk.moves("all-reduce", indexed, result, equation.outvars[0].aval, "rows looked up")
-    if not table.given:
+    walk.may_need("all-reduce", indexed, result, equation.outvars[0].aval, "rows looked up")
+    if not table.from_batch:
         walk.lookups.extend(indexed)
-    return [Value(result.dims, table.trained, table.given or indices.given)]
+    return [Value(result.dims, table.requires_grad, table.from_batch or indices.from_batch)]
 
 
 @rule(
@@ -119,13 +119,13 @@ def _scatter(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         if update_shape[place] == aval.shape[i]:
             unify(x.dims[i], update.dims[place])
         else:
-            walk.cut([x.dims[i]], x, aval, "array that is written in parts")
+            walk.needs_whole([x.dims[i]], x, aval, "array that is written in parts")
     for i, j in batching.items():
         unify(x.dims[i], indices.dims[j])
     scattered = [d for i, d in enumerate(update.dims) if i not in numbers.update_window_dims]
-    result = mixed((x, update), x.dims)
-    walk.moves("all-reduce", scattered, result, aval, "rows added up")
-    if update.trained:
+    result = combined((x, update), x.dims)
+    walk.may_need("all-reduce", scattered, result, aval, "rows added up")
+    if update.requires_grad:
         written = [x.dims[i] for i in numbers.inserted_window_dims]
-        walk.moves("all-reduce", written, update, equation.invars[2].aval, "gradient of rows added up")
+        walk.may_need("all-reduce", written, update, equation.invars[2].aval, "gradient of rows added up")
     return [result]

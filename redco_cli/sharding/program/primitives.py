@@ -1,8 +1,8 @@
 """How logical axes pass through each primitive of a program.
 
 A rule takes the values of the operands and returns those of the results. It unifies what the operation makes equal,
-and notes what it would have to move if a dim were split (`Walk.moves`), forward and backward. A dim that a rule cannot
-follow becomes a dim of its own: that is always safe, and what it costs is noted.
+and notes which collectives it would need if a dim were split (`Walk.may_need`), forward and backward. A dim that a rule
+cannot follow becomes a dim of its own: that is always safe, and what it costs is noted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, fresh_dims, mark_layer, reshape, split, unify
-from redco_cli.sharding.program.events import Contact, Matmul, Value
-from redco_cli.sharding.program.walk import Walk, constant, mixed, rule, viewed
+from redco_cli.sharding.program.events import ActivationProduct, Matmul, Value
+from redco_cli.sharding.program.walk import Walk, combined, constant, rule, viewed
 
 _ELEMENTWISE = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
@@ -37,13 +37,13 @@ def _elementwise(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
                 if not dims[place]:
                     dims[place] = dim
                 elif not unify(dims[place], dim) and dim:
-                    walk.cut([dim], x, aval, "array whose parts do not line up")
+                    walk.needs_whole([dim], x, aval, "array whose parts do not line up")
         dims = [dim or fresh(size) for dim, size in zip(dims, shape, strict=True)]
         for x, aval in zip(operands, avals, strict=True):
-            if x.trained and x.given and x.dims:
+            if x.requires_grad and x.from_batch and x.dims:
                 repeated = [dim for dim, mine in zip(dims, x.dims, strict=True) if dim and not mine]
-                walk.moves("all-reduce", repeated, x, aval, "gradient of a repeated array")
-        results.append(mixed(operands, dims))
+                walk.may_need("all-reduce", repeated, x, aval, "gradient of a repeated array")
+        results.append(combined(operands, dims))
     return results
 
 
@@ -54,7 +54,7 @@ def _barrier(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 
 @rule("stop_gradient")
 def _stop_gradient(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    return [Value(x.dims, trained=False, given=x.given) for x in operands]
+    return [Value(x.dims, requires_grad=False, from_batch=x.from_batch) for x in operands]
 
 
 @rule(
@@ -86,23 +86,27 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     left_free = [dim for i, dim in enumerate(left.dims) if i not in (*left_sum, *left_batch)]
     right_free = [dim for i, dim in enumerate(right.dims) if i not in (*right_sum, *right_batch, *groups)]
     batch, contracted = [left.dims[i] for i in left_batch], [left.dims[i] for i in left_sum]
-    result = mixed(operands[:2], [*batch, *left_free, *right_free])
+    result = combined(operands[:2], [*batch, *left_free, *right_free])
     left_aval, right_aval = (atom.aval for atom in equation.invars[:2])
-    walk.moves("all-reduce", contracted, result, equation.outvars[0].aval, "partial sums of a matmul")
+    walk.may_need("all-reduce", contracted, result, equation.outvars[0].aval, "partial sums of a matmul")
     for x, aval, free in ((left, left_aval, right_free), (right, right_aval, left_free)):
-        if x.trained and x.given:
-            walk.moves("all-reduce", free, x, aval, "gradient of a matmul's input")
-    composed = any(x.trained and not x.given and not x.name for x in (left, right))  # such as learned queries
-    if (left.given and right.given) or (composed and any(batch)):
-        walk.contacts.append(Contact(tuple(contracted), tuple(batch), (tuple(left_free), tuple(right_free))))
+        if x.requires_grad and x.from_batch:
+            walk.may_need("all-reduce", free, x, aval, "gradient of a matmul's input")
+    composed = any(
+        x.requires_grad and not x.from_batch and not x.path for x in (left, right)
+    )  # such as learned queries
+    if (left.from_batch and right.from_batch) or (composed and any(batch)):
+        walk.activation_products.append(
+            ActivationProduct(tuple(contracted), tuple(batch), (tuple(left_free), tuple(right_free)))
+        )
     else:
         walk.batched.extend(batch)
     for x, other, free in ((left, right, left_free), (right, left, right_free)):
-        if other.given and not x.given:
-            walk.matmuls.append(Matmul(x.name, x.dims, tuple(contracted), tuple(free), other.dims, result.dims))
+        if other.from_batch and not x.from_batch:
+            walk.matmuls.append(Matmul(x.path, x.dims, tuple(contracted), tuple(free), other.dims, result.dims))
     for group in groups:
         walk.batched.append(right.dims[group])
-        walk.moves("all-reduce", [right.dims[group]], result, equation.outvars[0].aval, "partial sums of experts")
+        walk.may_need("all-reduce", [right.dims[group]], result, equation.outvars[0].aval, "partial sums of experts")
     return [result]
 
 
@@ -117,7 +121,7 @@ def _reshape(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     x = operands[0]
     old, new = equation.invars[0].aval, equation.params["new_sizes"]
     dims, lost = reshape(x.dims, old.shape, new)
-    walk.cut([x.dims[i] for i in lost], x, old, "reshaped array")
+    walk.needs_whole([x.dims[i] for i in lost], x, old, "reshaped array")
     return [viewed(x, [fresh(size) if dim is None else dim for dim, size in zip(dims, new, strict=True)])]
 
 
@@ -130,8 +134,8 @@ def _broadcast(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         if x.dims[i] or shape[place] == 1:
             dims[place] = x.dims[i]
             new.discard(place)
-    if x.trained and x.given:
-        walk.moves("all-reduce", [dims[i] for i in new], x, equation.invars[0].aval, "gradient of a repeated array")
+    if x.requires_grad and x.from_batch:
+        walk.may_need("all-reduce", [dims[i] for i in new], x, equation.invars[0].aval, "gradient of a repeated array")
     return [viewed(x, tuple(dims))]
 
 
@@ -141,15 +145,15 @@ def _stack(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for x in operands[1:]:
         for mine, its in zip(operands[0].dims, x.dims, strict=True):
             unify(mine, its)
-    return [mixed(operands, [*operands[0].dims[:place], fresh(shape[place]), *operands[0].dims[place:]])]
+    return [combined(operands, [*operands[0].dims[:place], fresh(shape[place]), *operands[0].dims[place:]])]
 
 
 @rule("unstack")
 def _unstack(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     (x,), place = operands, equation.params["axis"]
-    if not x.given:
+    if not x.from_batch:
         mark_layer(x.dims[place])
-    walk.cut([x.dims[place]], x, equation.invars[0].aval, "array that is taken apart")
+    walk.needs_whole([x.dims[place]], x, equation.invars[0].aval, "array that is taken apart")
     return [viewed(x, [*x.dims[:place], *x.dims[place + 1 :]]) for _ in equation.outvars]
 
 
@@ -177,9 +181,11 @@ def _tile(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 def _window(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     x, shape = operands[0], equation.outvars[0].aval.shape
     windowed = [size > 1 for size in equation.params["window_dimensions"]]
-    walk.cut([dim for dim, cut in zip(x.dims, windowed, strict=True) if cut], x, equation.invars[0].aval, "image")
+    walk.needs_whole(
+        [dim for dim, cut in zip(x.dims, windowed, strict=True) if cut], x, equation.invars[0].aval, "image"
+    )
     dims = [fresh(size) if cut else dim for dim, cut, size in zip(x.dims, windowed, shape, strict=True)]
-    return [mixed(operands, dims) for _ in equation.outvars]
+    return [combined(operands, dims) for _ in equation.outvars]
 
 
 @rule(
@@ -188,12 +194,12 @@ def _window(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 def _reduce(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     (x,) = operands
     axes = {int(i) for i in equation.params["axes"]}
-    result = Value(tuple(d for i, d in enumerate(x.dims) if i not in axes), x.trained, x.given)
+    result = Value(tuple(d for i, d in enumerate(x.dims) if i not in axes), x.requires_grad, x.from_batch)
     reduced = [x.dims[i] for i in axes]
     if equation.primitive.name in ("argmax", "argmin"):
-        walk.moves("all-gather", reduced, x, equation.invars[0].aval, "array whose largest element is sought")
-        return [Value(result.dims, trained=False, given=x.given)]
-    walk.moves("all-reduce", reduced, result, equation.outvars[0].aval, "partial sums of a reduction")
+        walk.may_need("all-gather", reduced, x, equation.invars[0].aval, "array whose largest element is sought")
+        return [Value(result.dims, requires_grad=False, from_batch=x.from_batch)]
+    walk.may_need("all-reduce", reduced, result, equation.outvars[0].aval, "partial sums of a reduction")
     return [result]
 
 
@@ -207,11 +213,11 @@ def _along(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for x, atom in zip(operands, equation.invars, strict=True):
         for mine, its in zip(first.dims, x.dims, strict=True):
             unify(mine, its)
-        walk.cut([x.dims[i] for i in along], x, atom.aval, "array that is scanned or sorted")
+        walk.needs_whole([x.dims[i] for i in along], x, atom.aval, "array that is scanned or sorted")
     dims = list(first.dims)
     if equation.outvars[0].aval.shape != aval.shape:
         dims[along[0]] = fresh(equation.outvars[0].aval.shape[along[0]])
-    return [mixed(operands, dims) for _ in equation.outvars]
+    return [combined(operands, dims) for _ in equation.outvars]
 
 
 @rule("conv_general_dilated")
@@ -226,24 +232,24 @@ def _conv(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for i in numbers.rhs_spec[2:]:
         mark_layer(right.dims[i])
     for i in numbers.lhs_spec[2:]:
-        walk.cut([left.dims[i]], left, equation.invars[0].aval, "edges of an image")
-    result = mixed(operands, dims)
-    walk.matmuls.append(Matmul(right.name, right.dims, (right_in,), (right_out,), left.dims, result.dims))
+        walk.needs_whole([left.dims[i]], left, equation.invars[0].aval, "edges of an image")
+    result = combined(operands, dims)
+    walk.matmuls.append(Matmul(right.path, right.dims, (right_in,), (right_out,), left.dims, result.dims))
     if groups == 1:
         unify(left_feature, right_in)
-        walk.moves("all-reduce", [right_in], result, aval, "partial sums of a convolution")
-        if left.trained:
-            walk.moves("all-reduce", [right_out], left, equation.invars[0].aval, "gradient of a convolution's input")
+        walk.may_need("all-reduce", [right_in], result, aval, "partial sums of a convolution")
+        if left.requires_grad:
+            walk.may_need("all-reduce", [right_out], left, equation.invars[0].aval, "gradient of a convolution's input")
         return [result]
     features = equation.invars[0].aval.shape[numbers.lhs_spec[1]]
     grouped = split(left_feature, [groups, features // groups])
     made = split(right_out, [groups, aval.shape[numbers.out_spec[1]] // groups])
     if grouped is None or made is None:
-        walk.cut([left_feature], left, equation.invars[0].aval, "channels of a convolution")
+        walk.needs_whole([left_feature], left, equation.invars[0].aval, "channels of a convolution")
         return [result]
     unify(grouped[0], made[0])
     unify(grouped[1], right_in)
-    walk.moves("all-reduce", [right_in], result, aval, "partial sums of a convolution")
+    walk.may_need("all-reduce", [right_in], result, aval, "partial sums of a convolution")
     return [result]
 
 
@@ -254,9 +260,9 @@ def _kernel(right: Value, numbers: Any) -> tuple[Dim, Dim]:
 @rule("unknown")
 def _unknown(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     """Not understood: everything it takes is needed whole, everything it gives is new."""
-    if any(x.trained for x in operands):
+    if any(x.requires_grad for x in operands):
         walk.unknown[equation.primitive.name] += 1
     for x, atom in zip(operands, equation.invars, strict=True):
         if x.dims:
-            walk.cut(x.dims, x, atom.aval, f"operand of {equation.primitive.name}")
-    return [mixed(operands, fresh_dims(getattr(variable.aval, "shape", ()))) for variable in equation.outvars]
+            walk.needs_whole(x.dims, x, atom.aval, f"operand of {equation.primitive.name}")
+    return [combined(operands, fresh_dims(getattr(variable.aval, "shape", ()))) for variable in equation.outvars]

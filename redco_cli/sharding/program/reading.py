@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.program import indexing, primitives  # noqa: F401  the rules register themselves
-from redco_cli.sharding.program.events import Event, Matmul, Value
+from redco_cli.sharding.program.events import Matmul, PossibleCollective, Value
 from redco_cli.sharding.program.walk import Walk
 
 
@@ -61,34 +61,34 @@ class Reading:
     Attributes:
         treedef: of the parameters.
         parameters: its leaves.
-        batch: axes of the examples: the leading dim of every array in the batch.
-        given: all axes that arrays of the batch have.
-        inside: axes that must not be split: within a head.
-        events: what would have to move if an axis were split.
+        batch_axes: axes of the examples: the leading dim of every array in the batch.
+        input_axes: all axes that arrays of the batch have.
+        within_heads: axes that must not be split: within a head.
+        collectives: what would have to move if an axis were split.
         arrays: axes of each array of two dims or more, factors in order.
         heads: axes that attention keeps apart.
         matmuls: for the path of a weight, what it is multiplied with.
-        multiplied: axes of everything that is multiplied with an activation.
-        made: axes of activations that a weight brings: by a matmul, or by looking up its rows.
-        outputs: axes that are made and that no weight sums over again, such as the vocabulary of logits.
-        tables: axes that rows of weights are looked up by: vocabularies, positions.
+        weight_axes: axes of everything that is multiplied with an activation.
+        produced: axes of activations that a weight brings: by a matmul, or by looking up its rows.
+        output_axes: axes that are produced and that no weight sums over again, such as the vocabulary of logits.
+        lookup_axes: axes that rows of weights are looked up by: vocabularies, positions.
         experts: axes that weights and activations share without a sum over them.
         unknown: what the walk did not understand.
     """
 
     treedef: Any
     parameters: tuple[Parameter, ...]
-    batch: frozenset[Axis]
-    given: frozenset[Axis]
-    inside: frozenset[Axis]
-    events: tuple[Event, ...]
+    batch_axes: frozenset[Axis]
+    input_axes: frozenset[Axis]
+    within_heads: frozenset[Axis]
+    collectives: tuple[PossibleCollective, ...]
     arrays: frozenset[frozenset[Axis]]
     heads: frozenset[Axis]
     matmuls: Mapping[str, tuple[Matmul, ...]]
-    multiplied: frozenset[Axis]
-    made: frozenset[Axis]
-    outputs: frozenset[Axis]
-    tables: frozenset[Axis]
+    weight_axes: frozenset[Axis]
+    produced: frozenset[Axis]
+    output_axes: frozenset[Axis]
+    lookup_axes: frozenset[Axis]
     experts: frozenset[Axis]
     unknown: tuple[tuple[str, int], ...]
 
@@ -114,10 +114,12 @@ def _found(closed: Any, params: Any, batch: Any) -> Reading:
     paths = ["/".join(_key(key) for key in path) for path, _ in leaves]
     walk = Walk()
     arguments = [
-        Value(fresh_dims(leaf.shape), trained=True, given=False, name=path)
+        Value(fresh_dims(leaf.shape), requires_grad=True, from_batch=False, path=path)
         for path, (_, leaf) in zip(paths, leaves, strict=True)
     ]
-    arguments += [Value(fresh_dims(leaf.shape), trained=False, given=True) for leaf in jax.tree.leaves(batch)]
+    arguments += [
+        Value(fresh_dims(leaf.shape), requires_grad=False, from_batch=True) for leaf in jax.tree.leaves(batch)
+    ]
     walk.closed(closed, arguments)
     parameters = tuple(
         Parameter(path, tuple(leaf.shape), leaf.dtype, tuple(factors(dim) for dim in value.dims))
@@ -126,20 +128,20 @@ def _found(closed: Any, params: Any, batch: Any) -> Reading:
     given = arguments[len(leaves) :]
     owned = frozenset(axis for parameter in parameters for dim in parameter.dims for axis in dim)
     batch_axes = _axes(x.dims[0] for x in given if x.dims)
-    given_axes = _axes(dim for x in given for dim in x.dims)
-    heads, compared = _attention(walk, owned, _tokens(arguments[len(leaves) :], jax.tree.leaves(batch)), given_axes)
+    input_axes = _axes(dim for x in given for dim in x.dims)
+    heads, compared = _attention(walk, owned, _tokens(arguments[len(leaves) :], jax.tree.leaves(batch)), input_axes)
     return Reading(
         treedef,
         parameters,
         batch_axes,
-        given_axes,
-        _inside(parameters, heads, compared),
-        tuple(walk.events),
+        input_axes,
+        _within_heads(parameters, heads, compared),
+        tuple(walk.collectives),
         frozenset(_axes(dims) for dims in (*walk.arrays, *(parameter.dims for parameter in parameters))),
         frozenset(heads),
         _by_weight(walk.matmuls),
         _axes(dim for matmul in walk.matmuls for dim in matmul.weight),
-        _axes(dim for matmul in walk.matmuls for dim in matmul.made),
+        _axes(dim for matmul in walk.matmuls for dim in matmul.produced),
         _outputs(walk) & owned - compared - heads,
         _axes(walk.lookups) & owned,
         _axes(walk.batched) & owned,
@@ -148,14 +150,14 @@ def _found(closed: Any, params: Any, batch: Any) -> Reading:
 
 
 def _outputs(walk: Walk) -> frozenset[Axis]:
-    made = _axes(dim for matmul in walk.matmuls for dim in matmul.made)
-    return made - _axes(dim for matmul in walk.matmuls for dim in matmul.summed)
+    produced = _axes(dim for matmul in walk.matmuls for dim in matmul.produced)
+    return produced - _axes(dim for matmul in walk.matmuls for dim in matmul.contracted)
 
 
 def _by_weight(matmuls: Sequence[Matmul]) -> dict[str, tuple[Matmul, ...]]:
     found: dict[str, list[Matmul]] = defaultdict(list)
     for matmul in matmuls:
-        found[matmul.name].append(matmul)
+        found[matmul.path].append(matmul)
     return {name: tuple(same) for name, same in found.items()}
 
 
@@ -179,9 +181,9 @@ def _attention(
     """
     heads: set[Axis] = set()
     compared: set[Axis] = set()
-    for contact in walk.contacts:
-        contracted, batch = _axes(contact.contracted) & owned, _axes(contact.batch) & owned
-        first, second = (_axes(free) for free in contact.free)
+    for product in walk.activation_products:
+        contracted, batch = _axes(product.contracted) & owned, _axes(product.batch) & owned
+        first, second = (_axes(free) for free in product.free)
         same = first & second
         scores = bool(same) or all(free - owned - given or free & tokens for free in (first, second))
         if scores or (contracted and batch - contracted):
@@ -190,7 +192,7 @@ def _attention(
     return heads - given, compared - heads - given
 
 
-def _inside(parameters: Sequence[Parameter], heads: set[Axis], compared: set[Axis]) -> frozenset[Axis]:
+def _within_heads(parameters: Sequence[Parameter], heads: set[Axis], compared: set[Axis]) -> frozenset[Axis]:
     """Axes within a head: what heads are compared by, and what follows the heads in a weight."""
     found = set(compared)
     for parameter in parameters:

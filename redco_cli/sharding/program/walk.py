@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend import core
 
 from redco_cli.sharding.axes import Dim, fresh_dims, mark_layer, unify
-from redco_cli.sharding.program.events import Contact, Event, Matmul, Value, itemsize
+from redco_cli.sharding.program.events import ActivationProduct, Matmul, PossibleCollective, Value, itemsize
 from redco_cli.sharding.program.reference import reference_jaxpr
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
@@ -34,9 +34,9 @@ class Walk:
     """What is found on the way through a program.
 
     Attributes:
-        events: what would have to move if a dim were split.
+        collectives: those that operations would need if a dim were split.
         arrays: dims of every array of two dims or more.
-        contacts: products of two activations.
+        activation_products: products of two activations.
         matmuls: products of an activation with a weight.
         lookups: indexed dims of gathers from weights.
         batched: dims that a weight and an activation have both without summing over them, such as experts.
@@ -45,9 +45,9 @@ class Walk:
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self.events: list[Event] = []
+        self.collectives: list[PossibleCollective] = []
         self.arrays: set[tuple[Dim, ...]] = set()
-        self.contacts: list[Contact] = []
+        self.activation_products: list[ActivationProduct] = []
         self.matmuls: list[Matmul] = []
         self.lookups: list[Dim] = []
         self.batched: list[Dim] = []
@@ -91,17 +91,17 @@ class Walk:
         """Walks through a closed jaxpr."""
         return self.run(closed.jaxpr, [constant(variable.aval) for variable in closed.jaxpr.constvars], args)
 
-    def moves(self, kind: str, when: Sequence[Dim], moved: Value, aval: Any, what: str) -> None:
-        """Notes that splitting one of `when` would move an array."""
-        dims = tuple(dim for dim in when if dim)
+    def may_need(self, kind: str, if_split: Sequence[Dim], moved: Value, aval: Any, what: str) -> None:
+        """Notes that splitting one of `if_split` would move an array."""
+        dims = tuple(dim for dim in if_split if dim)
         if dims:
-            self.events.append(Event(kind, dims, moved.dims, itemsize(aval), self._times, what))
+            self.collectives.append(PossibleCollective(kind, dims, moved.dims, itemsize(aval), self._times, what))
 
-    def cut(self, dims: Sequence[Dim], operand: Value, aval: Any, what: str) -> None:
+    def needs_whole(self, dims: Sequence[Dim], operand: Value, aval: Any, what: str) -> None:
         """Notes that an operation needs some dims of its operand whole."""
-        self.moves("all-gather", dims, operand, aval, what)
-        if operand.trained:
-            self.moves("all-reduce", dims, operand, aval, f"gradient of {what}")
+        self.may_need("all-gather", dims, operand, aval, what)
+        if operand.requires_grad:
+            self.may_need("all-reduce", dims, operand, aval, f"gradient of {what}")
 
     def repeated(self, times: int) -> _Repeated:
         """While the context is open, everything happens `times` times."""
@@ -121,14 +121,14 @@ class _Repeated:
 
 def constant(aval: Any) -> Value:
     """An array that depends on nothing."""
-    return Value(fresh_dims(getattr(aval, "shape", ())), trained=False, given=False)
+    return Value(fresh_dims(getattr(aval, "shape", ())), requires_grad=False, from_batch=False)
 
 
-def mixed(operands: Sequence[Value], dims: Sequence[Dim]) -> Value:
+def combined(operands: Sequence[Value], dims: Sequence[Dim]) -> Value:
     """An array computed from some operands."""
-    named = [x.name for x in operands if x.trained or x.given]
-    name = named[0] if len(named) == 1 else ""
-    return Value(tuple(dims), any(x.trained for x in operands), any(x.given for x in operands), name)
+    paths = [x.path for x in operands if x.requires_grad or x.from_batch]
+    path = paths[0] if len(paths) == 1 else ""
+    return Value(tuple(dims), any(x.requires_grad for x in operands), any(x.from_batch for x in operands), path)
 
 
 def viewed(operand: Value, dims: Sequence[Dim]) -> Value:
@@ -140,7 +140,7 @@ def unify_values(first: Value, second: Value) -> Value:
     """The two are the same array at different times."""
     for a, b in zip(first.dims, second.dims, strict=True):
         unify(a, b)
-    return Value(first.dims, first.trained or second.trained, first.given or second.given)
+    return Value(first.dims, first.requires_grad or second.requires_grad, first.from_batch or second.from_batch)
 
 
 @rule(
@@ -171,7 +171,7 @@ def _scan(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for y in results[carried:]:
         layer = fresh_dims((params["length"],))
         mark_layer(layer[0])
-        stacked.append(Value(layer + y.dims, y.trained, y.given))
+        stacked.append(Value(layer + y.dims, y.requires_grad, y.from_batch))
     return after + stacked
 
 
@@ -190,7 +190,7 @@ def _settled(body: Any, carried: list[Value], consts: Sequence[Value], slices: S
     for _ in carried:
         results = Walk().closed(body, [*consts, *carried, *slices])
         after = [
-            x._replace(trained=x.trained or y.trained, given=x.given or y.given)
+            x._replace(requires_grad=x.requires_grad or y.requires_grad, from_batch=x.from_batch or y.from_batch)
             for x, y in zip(carried, results, strict=False)
         ]
         if after == carried:

@@ -6,7 +6,7 @@ import pytest
 
 from redco_cli.errors import DeviceError, RecipeError
 from redco_cli.sharding import derive, make_plan, read
-from tests.sharding.shorthand import lives, reasons, used
+from tests.sharding.shorthand import gathered, reasons, stored
 
 MESH = {"fsdp": 2, "tensor": 4}
 BATCH = {"x": jax.ShapeDtypeStruct((16, 96), "float32")}
@@ -39,7 +39,7 @@ def refused(*overrides, mesh=MESH):
 
 
 def test_without_overrides():
-    assert lives(plan_of()) == {
+    assert stored(plan_of()) == {
         "head": "f t",
         "layers/0/up": "f t",
         "layers/0/down": "t f",
@@ -51,14 +51,14 @@ def test_without_overrides():
 
 def test_an_override_decides_where_a_parameter_lives_and_gathers_it_over_fsdp():
     plan = plan_of((r"layers/0/up", ["tensor", "fsdp"]))
-    assert (lives(plan)["layers/0/up"], used(plan)["layers/0/up"]) == ("t f", "t -")
+    assert (stored(plan)["layers/0/up"], gathered(plan)["layers/0/up"]) == ("t f", "t -")
     assert reasons(plan)["layers/0/up"] == "override layers/0/up"
-    rest = {path: entry for path, entry in lives(plan).items() if path != "layers/0/up"}
-    assert rest == {path: entry for path, entry in lives(plan_of()).items() if path != "layers/0/up"}
+    rest = {path: entry for path, entry in stored(plan).items() if path != "layers/0/up"}
+    assert rest == {path: entry for path, entry in stored(plan_of()).items() if path != "layers/0/up"}
 
 
 @pytest.mark.parametrize(
-    ("axes", "stored", "at_use"),
+    ("axes", "spec", "at_use"),
     [
         (["tensor"], "t -", "t -"),
         ([None, "tensor"], "- t", "- t"),
@@ -70,17 +70,17 @@ def test_an_override_decides_where_a_parameter_lives_and_gathers_it_over_fsdp():
         ([[], ["fsdp"]], "- f", "- -"),
     ],
 )
-def test_every_way_to_write_axes(axes, stored, at_use):
+def test_every_way_to_write_axes(axes, spec, at_use):
     plan = plan_of(("^head$", axes))
-    assert (lives(plan)["head"], used(plan)["head"]) == (stored, at_use)
+    assert (stored(plan)["head"], gathered(plan)["head"]) == (spec, at_use)
 
 
 def test_a_pattern_is_searched_for_and_the_last_one_counts():
     plan = plan_of(("up", ["tensor", "fsdp"]), (r"1/up$", [["fsdp", "tensor"]]))
-    assert [lives(plan)[f"layers/{layer}/up"] for layer in range(2)] == ["t f", "ft -"]
+    assert [stored(plan)[f"layers/{layer}/up"] for layer in range(2)] == ["t f", "ft -"]
     assert [reasons(plan)[f"layers/{layer}/up"] for layer in range(2)] == ["override up", "override 1/up$"]
     plan = plan_of((r"1/up$", [["fsdp", "tensor"]]), ("up", ["tensor", "fsdp"]))
-    assert [lives(plan)[f"layers/{layer}/up"] for layer in range(2)] == ["t f", "t f"]
+    assert [stored(plan)[f"layers/{layer}/up"] for layer in range(2)] == ["t f", "t f"]
 
 
 def test_an_override_that_leaves_much_whole_is_refused_like_a_rule_that_does():
@@ -95,7 +95,7 @@ def test_an_override_that_leaves_much_whole_is_refused_like_a_rule_that_does():
 
 def test_derive_takes_overrides_too():
     plan = derive(loss_fn, PARAMS, BATCH, MESH, override=[("scale", ["tensor"])])
-    assert lives(plan)["scale"] == used(plan)["scale"] == "t"
+    assert stored(plan)["scale"] == gathered(plan)["scale"] == "t"
 
 
 def test_no_regular_expression():

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.compiled.memory import compiled_memory
-from redco_cli.sharding.predict.memory import Array, Program, StepConfig, estimate
+from redco_cli.sharding.predict.memory import Array, StepConfig, TracedLoss, estimate
 from tests.sharding.programs.steps import MESHES, OPTIMIZER, Size, compile_step, model, plan
 
 SMALL = Size(layers=2, hidden=64, length=64, batch=16, vocab=256)
@@ -30,7 +30,7 @@ def compared(name, size, mesh, micro_batches=1, dtype="float32"):
     }
     opt_state = jax.eval_shape(OPTIMIZER.init, one.params)
     predicted = estimate(
-        Program(one.loss_fn, one.params, micro), opt_state, mesh, specs, gathered, StepConfig(micro_batches)
+        TracedLoss(one.loss_fn, one.params, micro), opt_state, mesh, specs, gathered, StepConfig(micro_batches)
     )
     compiled = compiled_memory(
         compile_step(one, mesh, specs, gathered, micro_batches), predicted.gradients, predicted.gathered
@@ -80,7 +80,7 @@ def guessed(loss_fn, params, batch, way, mesh=ONE, specs=None, gathered=None):
     """The prediction alone, of plain gradient descent."""
     whole = jax.tree.map(lambda _: P(), params)
     opt_state = jax.eval_shape(optax.sgd(0.1).init, params)
-    program = Program(loss_fn, params, batch)
+    program = TracedLoss(loss_fn, params, batch)
     return estimate(program, opt_state, mesh, specs or whole, gathered or whole, way)
 
 
@@ -165,12 +165,12 @@ def test_frozen_parameters_have_neither_gradient_nor_optimizer_state():
     params = {"base": f32(64, 64), "down": f32(64, 4), "up": f32(4, 64)}
     trained = {"down": params["down"], "up": params["up"]}
     whole = jax.tree.map(lambda _: P(), params)
-    program = Program(loss_fn, params, TOKENS, frozen={"base": True, "down": False, "up": False})
+    program = TracedLoss(loss_fn, params, TOKENS, frozen={"base": True, "down": False, "up": False})
     opt_state = jax.eval_shape(OPTIMIZER.init, trained)
     found = estimate(program, opt_state, ONE, whole, whole, LATE)
     assert (found.parameters, found.gradients) == (MATRIX + 2 * 64 * 4 * 4, 2 * 64 * 4 * 4)
     assert found.optimizer == pytest.approx(2 * found.gradients, abs=8)
-    all_trained = estimate(Program(loss_fn, params, TOKENS), opt_state, ONE, whole, whole, LATE)
+    all_trained = estimate(TracedLoss(loss_fn, params, TOKENS), opt_state, ONE, whole, whole, LATE)
     assert all_trained.gradients - found.gradients == MATRIX
 
 
@@ -258,7 +258,7 @@ def test_a_model_of_66_billion_parameters_takes_seconds():
         logits = opt(params, **batch)
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["input_ids"]).sum()
 
-    program = Program(loss_fn, opt.abstract, {"input_ids": ids, "attention_mask": ids})
+    program = TracedLoss(loss_fn, opt.abstract, {"input_ids": ids, "attention_mask": ids})
     mesh = {"data": 1, "fsdp": 8, "tensor": 8}
     lives = jax.tree.map(lambda leaf: P("tensor", "fsdp") if leaf.ndim == 2 else P(), opt.abstract)
     used = jax.tree.map(lambda leaf: P("tensor") if leaf.ndim == 2 else P(), opt.abstract)

@@ -1,10 +1,11 @@
 """Axes as letters: what a walk through a small function finds, in one line.
 
-    follow(lambda x: x.T, X(2, 3)).axes         "a b -> b a"
-    follow(lambda x: x.reshape(6), X(2, 3)).axes    "a b -> a*b"
+    walked_axes(lambda x: x.T, X(2, 3)).axes                "a b -> b a"
+    walked_axes(lambda x: x.reshape(6), X(2, 3)).axes       "a b -> a*b"
 
-Operands come first, results after the arrow. A dim that is a product has its factors joined by `*`, a dim of one
-element is `1`. The same letter is the same axis. A letter with an apostrophe is a layer: never split.
+W is a weight, X an example of the batch, H a hidden activation. Operands come first, results after the arrow. A dim
+that is a product has its factors joined by `*`, a dim of one element is `1`. The same letter is the same axis. A letter
+with an apostrophe is a layer: never split.
 """
 
 from __future__ import annotations
@@ -17,10 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
-from redco_cli.sharding.program import (
-    primitives,  # noqa: F401  the rules register themselves
-)
-from redco_cli.sharding.program.events import Event, Value
+from redco_cli.sharding.program import primitives  # noqa: F401  the rules register themselves
+from redco_cli.sharding.program.events import PossibleCollective, Value
 from redco_cli.sharding.program.walk import Walk
 
 
@@ -29,62 +28,67 @@ class Operand(NamedTuple):
 
     Attributes:
         array: abstract.
-        trained: whether it is a parameter.
-        given: whether it depends on the batch.
+        requires_grad: whether it is a parameter.
+        from_batch: whether it depends on the batch.
     """
 
     array: Any
-    trained: bool
-    given: bool
+    requires_grad: bool
+    from_batch: bool
 
 
 def W(*shape: int, dtype: Any = jnp.float32) -> Operand:
     """A weight."""
-    return Operand(jax.ShapeDtypeStruct(shape, dtype), trained=True, given=False)
+    return Operand(jax.ShapeDtypeStruct(shape, dtype), requires_grad=True, from_batch=False)
 
 
 def X(*shape: int, dtype: Any = jnp.float32) -> Operand:
     """An example."""
-    return Operand(jax.ShapeDtypeStruct(shape, dtype), trained=False, given=True)
+    return Operand(jax.ShapeDtypeStruct(shape, dtype), requires_grad=False, from_batch=True)
 
 
 def H(*shape: int, dtype: Any = jnp.float32) -> Operand:
     """An activation: made of examples and of weights."""
-    return Operand(jax.ShapeDtypeStruct(shape, dtype), trained=True, given=True)
+    return Operand(jax.ShapeDtypeStruct(shape, dtype), requires_grad=True, from_batch=True)
 
 
 @dataclass(frozen=True)
-class Followed:
+class Walked:
     """What was found.
 
     Attributes:
         axes: of operands and results, as above.
-        events: what would have to move: `kind when: moved, times x what`.
+        collectives: what would have to move: `kind if split: moved, times x what`.
         walk: everything else.
         results: of the function.
     """
 
     axes: str
-    events: list[str]
+    collectives: list[str]
     walk: Walk
     results: list[Value]
 
 
-def follow(function: Callable[..., Any], *operands: Operand) -> Followed:
+def walked_axes(function: Callable[..., Any], *operands: Operand) -> Walked:
     """Walks through a function of some arrays."""
     closed = jax.make_jaxpr(function)(*(operand.array for operand in operands))
     walk = Walk()
     values = [
-        Value(fresh_dims(operand.array.shape), operand.trained, operand.given, f"w{place}" if operand.trained else "")
+        Value(
+            fresh_dims(operand.array.shape),
+            operand.requires_grad,
+            operand.from_batch,
+            f"w{place}" if operand.requires_grad else "",
+        )
         for place, operand in enumerate(operands)
     ]
     results = walk.closed(closed, values)
-    names = Names()
-    before, after = (", ".join(names.array(value.dims) for value in some) for some in (values, results))
-    return Followed(f"{before} -> {after}", [names.event(event) for event in walk.events], walk, results)
+    letters = AxisLetters()
+    before, after = (", ".join(letters.array(value.dims) for value in some) for some in (values, results))
+    return Walked(f"{before} -> {after}", [letters.collective(one) for one in walk.collectives], walk, results)
 
 
-class Names:
+class AxisLetters:
     """Letters for axes, in the order in which they are met."""
 
     def __init__(self) -> None:
@@ -96,9 +100,9 @@ class Names:
     def dim(self, dim: Dim) -> str:
         return "*".join(self._axis(axis) for axis in factors(dim)) or "1"
 
-    def event(self, event: Event) -> str:
-        when = " or ".join(self.dim(dim) for dim in event.when)
-        return f"{event.kind} if {when}: {self.array(event.moved)}, {event.times} x {event.what}"
+    def collective(self, collective: PossibleCollective) -> str:
+        when = " or ".join(self.dim(dim) for dim in collective.if_split)
+        return f"{collective.kind} if {when}: {self.array(collective.moved)}, {collective.count} x {collective.what}"
 
     def _axis(self, axis: Axis) -> str:
         letter = self.known.setdefault(axis, chr(ord("a") + len(self.known)))

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from redco_cli.sharding import derive, make_plan, read, register_reference
 from redco_cli.sharding.program import reference as references
 from tests.sharding.programs.small import attend, norm, token_loss
-from tests.sharding.shorthand import kinds, lives
+from tests.sharding.shorthand import axis_kinds, stored
 
 B, L, D, H, HEAD = 8, 16, 64, 8, 8
 TOKENS = {"x": jax.ShapeDtypeStruct((B, L), "int32")}
@@ -64,10 +64,10 @@ def wrapped(q, k, v):
 def test_a_kernel_with_a_reference_is_read_like_the_reference(attention, name):
     register_reference(name, attend)
     found = model(attention)
-    assert {path: kinds(found)[path] for path in HEADS} == HEADS
+    assert {path: axis_kinds(found)[path] for path in HEADS} == HEADS
     assert found.unknown == ()
     mesh = {"fsdp": 2, "tensor": 4}
-    assert lives(make_plan(found, mesh)) == lives(make_plan(model(attend), mesh))
+    assert stored(make_plan(found, mesh)) == stored(make_plan(model(attend), mesh))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_reference_of_several_results_in_any_tree():
 
     params = shaped({"e": (96, D), "up": (D, 256), "gate": (D, 256), "down": (256, D)})
     register_reference("both", lambda x, up, gate: {"a": x @ up, "b": [x @ gate]})
-    assert lives(derive(loss_fn, params, TOKENS, {"tensor": 4})) == {
+    assert stored(derive(loss_fn, params, TOKENS, {"tensor": 4})) == {
         "e": "t -",
         "up": "- t",
         "gate": "- t",
@@ -109,7 +109,7 @@ def test_a_reference_of_several_results_in_any_tree():
 def test_the_last_reference_of_a_name_counts():
     register_reference("my_kernel", lambda q, k, v: v)
     register_reference("my_kernel", attend)
-    assert {path: kinds(model(kernel))[path] for path in HEADS} == HEADS
+    assert {path: axis_kinds(model(kernel))[path] for path in HEADS} == HEADS
 
 
 # Attention by cuDNN, as JAX traces it where there is an NVIDIA GPU.
@@ -129,9 +129,9 @@ def fused(q, k, v, **how):
 @pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.5}], ids=["plain", "causal", "scaled"])
 def test_fused_attention_has_heads(nvidia, how):
     found = model(lambda q, k, v: fused(q, k, v, **how), "bfloat16")
-    assert {path: kinds(found)[path] for path in HEADS} == HEADS
+    assert {path: axis_kinds(found)[path] for path in HEADS} == HEADS
     assert found.unknown == ()
-    assert [lives(make_plan(found, {"tensor": 8}))[path] for path in "qkvo"] == ["- t", "- t", "- t", "t -"]
+    assert [stored(make_plan(found, {"tensor": 8}))[path] for path in "qkvo"] == ["- t", "- t", "- t", "t -"]
 
 
 def test_fused_attention_with_a_bias_and_a_mask(nvidia):
@@ -140,7 +140,7 @@ def test_fused_attention_with_a_bias_and_a_mask(nvidia):
         return fused(q, k, v, bias=bias, mask=mask)
 
     found = model(attention, "bfloat16")
-    assert {path: kinds(found)[path] for path in HEADS} == HEADS
+    assert {path: axis_kinds(found)[path] for path in HEADS} == HEADS
     assert found.unknown == ()
 
 
@@ -153,7 +153,7 @@ def test_fused_attention_of_grouped_heads(nvidia):
 
     params = shaped({**QKVO, "k": (D, 16), "v": (D, 16)}, "bfloat16")
     found = read(loss_fn, params, TOKENS)
-    assert {path: kinds(found)[path] for path in HEADS} == {
+    assert {path: axis_kinds(found)[path] for path in HEADS} == {
         "q": "64 2h*4h*8!",
         "k": "64 2h*8!",
         "v": "64 2h*8!",
@@ -175,4 +175,4 @@ def test_the_gradient_of_fused_attention_is_read_too(nvidia):
         return jnp.mean(y.astype("float32"))
 
     found = read(loss_fn, shaped(QKVO, "bfloat16"), TOKENS)
-    assert {path: kinds(found)[path] for path in HEADS} == HEADS
+    assert {path: axis_kinds(found)[path] for path in HEADS} == HEADS

@@ -1,11 +1,11 @@
-"""How axes pass through every primitive: exact, on functions of one operation. The notation is in `letters.py`."""
+"""How axes pass through every primitive: exact, on functions of one operation. The notation is in `notation.py`."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.sharding.program.notation import H, W, X, follow
+from tests.sharding.program.notation import H, W, X, walked_axes
 
 I32 = jnp.int32
 IMAGE = ("NHWC", "HWIO", "NHWC")
@@ -152,7 +152,7 @@ def concretely(operand):
 @pytest.mark.parametrize("name", AXES)
 def test_axes(name):
     function, *operands, expected = AXES[name]
-    found = follow(function, *map(concretely, operands))
+    found = walked_axes(function, *map(concretely, operands))
     assert found.axes == expected
     assert not found.walk.unknown
 
@@ -297,31 +297,31 @@ MOVES = {
 @pytest.mark.parametrize("name", MOVES)
 def test_what_would_have_to_move(name):
     function, *operands, expected = MOVES[name]
-    assert follow(function, *operands).events == expected
+    assert walked_axes(function, *operands).collectives == expected
 
 
 FLAGS = {
-    "a weight with a weight": (lambda x, y: x @ y, W(4, 6), W(6, 8), ["trained"]),
-    "a weight with an example": (lambda x, y: x @ y, X(4, 6), W(6, 8), ["trained given"]),
-    "examples alone": (lambda x, y: x + y, X(4, 6), X(4, 6), ["given"]),
+    "a weight with a weight": (lambda x, y: x @ y, W(4, 6), W(6, 8), ["requires_grad"]),
+    "a weight with an example": (lambda x, y: x @ y, X(4, 6), W(6, 8), ["requires_grad from_batch"]),
+    "examples alone": (lambda x, y: x + y, X(4, 6), X(4, 6), ["from_batch"]),
     "a constant": (lambda x: jnp.arange(3), X(4), [""]),
-    "stopped": (lax.stop_gradient, H(4, 6), ["given"]),
-    "argmax": (lambda x: x.argmax(-1), H(4, 6), ["given"]),
-    "rows of a table": (lambda t, i: t[i], W(9, 6), X(4, dtype=I32), ["trained given"]),
-    "a fixed row of a table": (lambda t: t[jnp.arange(3)], W(9, 6), ["trained"]),
-    "a layer of weights": (lambda w: w[1], W(3, 6), ["trained"]),
+    "stopped": (lax.stop_gradient, H(4, 6), ["from_batch"]),
+    "argmax": (lambda x: x.argmax(-1), H(4, 6), ["from_batch"]),
+    "rows of a table": (lambda t, i: t[i], W(9, 6), X(4, dtype=I32), ["requires_grad from_batch"]),
+    "a fixed row of a table": (lambda t: t[jnp.arange(3)], W(9, 6), ["requires_grad"]),
+    "a layer of weights": (lambda w: w[1], W(3, 6), ["requires_grad"]),
     "a carry that the weights reach": (
         lambda x, w: lax.scan(lambda c, v: (c * v, None), x, w)[0],
         X(4),
         W(3, 4),
-        ["trained given"],
+        ["requires_grad from_batch"],
     ),
     "one of two branches": (
         lambda p, x, y: lax.cond(p[0] > 0, lambda: x, lambda: y),
         X(2),
         W(4),
         X(4),
-        ["trained given"],
+        ["requires_grad from_batch"],
     ),
 }
 
@@ -329,12 +329,12 @@ FLAGS = {
 @pytest.mark.parametrize("name", FLAGS)
 def test_what_has_a_gradient_and_what_depends_on_the_batch(name):
     function, *operands, expected = FLAGS[name]
-    results = follow(function, *operands).results
-    assert [" ".join(flag for flag in ("trained", "given") if getattr(x, flag)) for x in results] == expected
+    results = walked_axes(function, *operands).results
+    assert [" ".join(flag for flag in ("requires_grad", "from_batch") if getattr(x, flag)) for x in results] == expected
 
 
 def test_a_product_of_weights_is_no_matmul_with_an_activation():
-    found = follow(lambda x, a, b: x @ (a @ b), X(4, 6), W(6, 2), W(2, 8))
+    found = walked_axes(lambda x, a, b: x @ (a @ b), X(4, 6), W(6, 2), W(2, 8))
     assert [matmul.name for matmul in found.walk.matmuls] == [""]
     assert found.axes == "a b, b c, c d -> a d"
 
@@ -351,34 +351,34 @@ def test_a_product_of_weights_is_no_matmul_with_an_activation():
     ],
 )
 def test_matmuls_know_the_weight_through_views_of_it(view):
-    found = follow(lambda x, w: x @ view(w), X(4, 6), W(6, 4))
+    found = walked_axes(lambda x, w: x @ view(w), X(4, 6), W(6, 4))
     assert [matmul.name for matmul in found.walk.matmuls] == ["w1"]
 
 
 def test_a_product_of_two_weights_belongs_to_neither():
-    found = follow(lambda x, w, scale: x @ (w * scale), X(4, 6), W(6, 4), W(4))
+    found = walked_axes(lambda x, w, scale: x @ (w * scale), X(4, 6), W(6, 4), W(4))
     assert [matmul.name for matmul in found.walk.matmuls] == [""]
 
 
 def test_products_of_activations_are_contacts():
-    found = follow(lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), H(2, 4, 8, 6), H(2, 5, 8, 6))
-    ((contracted, batch, free),) = found.walk.contacts
+    found = walked_axes(lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), H(2, 4, 8, 6), H(2, 5, 8, 6))
+    ((contracted, batch, free),) = found.walk.activation_products
     assert [[dim[0].size for dim in dims] for dims in (contracted, batch, *free)] == [[6], [2, 8], [4], [5]]
-    assert not follow(lambda x, w: x @ w, H(4, 6), W(6, 8)).walk.contacts
+    assert not walked_axes(lambda x, w: x @ w, H(4, 6), W(6, 8)).walk.activation_products
 
 
 def test_experts_are_dims_that_a_weight_and_an_activation_keep_apart():
-    found = follow(lambda x, w: jnp.einsum("etd,edf->etf", x, w), X(3, 4, 6), W(3, 6, 8))
+    found = walked_axes(lambda x, w: jnp.einsum("etd,edf->etf", x, w), X(3, 4, 6), W(3, 6, 8))
     assert found.axes == "a b c, a c d -> a b d"
     assert [dim[0].size for dim in found.walk.batched] == [3]
 
 
 def test_what_is_not_understood_is_needed_whole_and_counted():
     shorter = jax.ShapeDtypeStruct((4,), jnp.float32)
-    found = follow(lambda x: jax.pure_callback(lambda x: x[:, 0], shorter, x), H(4, 6))
+    found = walked_axes(lambda x: jax.pure_callback(lambda x: x[:, 0], shorter, x), H(4, 6))
     assert found.axes == "a b -> c"
     assert dict(found.walk.unknown) == {"pure_callback": 1}
-    assert found.events == [
+    assert found.collectives == [
         "all-gather if a or b: a b, 1 x operand of pure_callback",
         "all-reduce if a or b: a b, 1 x gradient of operand of pure_callback",
     ]
@@ -386,7 +386,7 @@ def test_what_is_not_understood_is_needed_whole_and_counted():
 
 def test_what_no_gradient_meets_is_not_counted():
     shorter = jax.ShapeDtypeStruct((4,), jnp.float32)
-    assert not follow(lambda x: jax.pure_callback(lambda x: x[:, 0], shorter, x), X(4, 6)).walk.unknown
+    assert not walked_axes(lambda x: jax.pure_callback(lambda x: x[:, 0], shorter, x), X(4, 6)).walk.unknown
 
 
 OPAQUE = {
@@ -399,7 +399,7 @@ OPAQUE = {
 
 @pytest.mark.parametrize("name", OPAQUE)
 def test_what_is_not_understood_is_not_elementwise_for_its_shape(name):
-    found = follow(OPAQUE[name], H(4, 4))
+    found = walked_axes(OPAQUE[name], H(4, 4))
     assert sum(found.walk.unknown.values()) == 1
     assert found.axes == "a b -> c d"
 
@@ -418,7 +418,7 @@ ROUTED = {
 @pytest.mark.parametrize("name", ROUTED)
 def test_axes_on_the_way_to_experts_and_rotations(name):
     function, *operands, expected = ROUTED[name]
-    found = follow(function, *operands)
+    found = walked_axes(function, *operands)
     assert found.axes == expected
     assert not found.walk.unknown
 
@@ -432,11 +432,11 @@ def test_a_carry_that_starts_as_a_constant_is_an_activation():
     def layer(x, w, u):
         return lax.scan(lambda h, now: step(h, now, w, u), jnp.zeros((4, 8)), x)[0]
 
-    found = follow(layer, X(3, 4, 6), W(6, 8), W(8, 8))
+    found = walked_axes(layer, X(3, 4, 6), W(6, 8), W(8, 8))
     assert found.axes == "a' b c, c d, d d -> b d"
     assert sorted(matmul.name for matmul in found.walk.matmuls) == ["w1", "w2"]
 
 
 def test_a_row_of_a_weight_that_the_batch_selects_is_an_activation():
-    found = follow(lambda w, i, v: w[i[0]] @ v, W(3, 6), X(1, dtype=I32), W(6, 8))
+    found = walked_axes(lambda w, i, v: w[i[0]] @ v, W(3, 6), X(1, dtype=I32), W(6, 8))
     assert [matmul.name for matmul in found.walk.matmuls] == ["w2"]
