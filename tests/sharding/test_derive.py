@@ -119,11 +119,16 @@ def test_without_a_tensor_axis_only_fsdp_splits_and_without_both_nothing():
     one = program("mlp-residual")
     reading = read(one.loss_fn, one.params, one.batch)
     plan = make_plan(reading, {"fsdp": 8})
-    assert {marks(row.spec, len(row.shape)) for row in plan.rows if "wa" in row.path} == {"- f"}
-    assert set(used(plan).values()) == {"- -", "-"}
+    assert {abbreviated(row.spec, len(row.shape)) for row in plan.rows if "wa" in row.path} == {"- f"}
+    assert set(gathered(plan).values()) == {"- -", "-"}
+    assert {len(row.shape): row.reason for row in plan.rows} == {
+        1: "vector: whole, too small to be worth gathering",
+        2: "largest dim over fsdp 8, gathered where it is used",
+    }
     plan = make_plan(reading, {"data": 8})
-    assert set(lives(plan).values()) == {"- -", "-"}
-    assert set(reasons(plan).values()) == {"no tensor axis to split over"}
+    assert set(stored(plan).values()) == {"- -", "-"}
+    assert set(reasons(plan).values()) == {"whole: data splits the batch, not parameters"}
+    assert set(reasons(make_plan(reading, {})).values()) == {"whole: there is one device"}
     assert plan.mesh == {"data": 8, "fsdp": 1, "tensor": 1}
     assert plan.bytes == plan.bytes_per_device == 4 * sum(math.prod(row.shape) for row in plan.rows)
 
@@ -149,7 +154,7 @@ def test_reasons():
     found = reasons(derive(one.loss_fn, one.params, one.batch, TENSOR4))
     assert {path: reason for path, reason in found.items() if "n1" not in path and "n2" not in path} == {
         "ea": "table: 96 rows, 24 on each device",
-        "eb": "no axis of its own that divides",
+        "eb": "no axis that divides and is cheap to split over tensor 4",
         "ec": "vector of the residual stream",
         "ed": "columns: makes 96 features, 24 on each device",
         **dict.fromkeys(("n0/ka", "n0/kb"), "columns: makes 256 features, 64 on each device"),
@@ -168,10 +173,10 @@ def test_reasons():
         ("attention-thirds", "n0/ra", "3 projections of 8 heads in one: contiguous blocks, moved where cut"),
         ("gated-halves", "n0/ka", "2 projections of 256 features in one: contiguous blocks, moved where cut"),
         ("moe-dense", "n0/gb", "8 experts, 2 on each device"),
-        ("moe-dense", "n0/ga", "router: whole, what it says of 8 experts is little"),
+        ("moe-dense", "n0/ga", "router: whole, as scores of 8 experts are few bytes"),
         ("moe-capacity", "n0/gb", "8 experts, 2 on each device"),
         ("decoder-tied", "ea", "columns: makes 96 rows, 24 on each device"),
-        ("lora", "n0/ta", "no axis of its own that divides"),
+        ("lora", "n0/ta", "no axis that divides and is cheap to split over tensor 4"),
     ],
 )
 def test_reasons_of_other_kinds(name, path, reason):

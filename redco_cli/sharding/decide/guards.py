@@ -66,8 +66,8 @@ def guard(
             raise DeviceError(where(f"mesh.{axis}"), problem, remedy)
         warnings.append(f"{problem}; {remedy}")
     warnings += [
-        f"{name} is not understood ({count} times): what it takes counts as needed whole; "
-        "register_reference tells what a kernel computes"
+        f"no rule for the primitive {name} (met {count} times): its operands count as needed whole; "
+        "if it is a kernel, redco_cli.sharding.register_reference tells what it computes"
         for name, count in reading.unknown
     ]
     return tuple(warnings)

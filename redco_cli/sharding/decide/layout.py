@@ -74,19 +74,21 @@ def _over_tensor(
 ) -> Layout:
     whole: DimShardings = ((),) * len(parameter.shape)
     if sizes[TENSOR] == 1:
-        return Layout(whole, whole, "no tensor axis to split over")
+        return Layout(whole, whole, _reason_without_tensor(parameter, sizes))
     by_chain = {candidate.chain: candidate for candidate in chosen}
     for place, dim in enumerate(parameter.dims):
         ways = leading(dim, sizes[TENSOR], reading.within_heads | reading.input_axes)
         if ways is not None and tuple(ways) in by_chain:
             if _routes(parameter, dim, reading):
-                return Layout(whole, whole, f"router: whole, what it says of {dim[0].size} experts is little")
-            used = _with(whole, place, TENSOR)
-            return Layout(used, used, _split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
+                return Layout(whole, whole, f"router: whole, as scores of {dim[0].size} experts are few bytes")
+            split = _with(whole, place, TENSOR)
+            return Layout(split, split, _split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
     fused = _fused(parameter, by_chain, reading, sizes)
     if fused is not None:
         return fused
-    return _few_heads(parameter, chosen, reading, sizes) or Layout(whole, whole, _whole_reason(parameter, reading))
+    return _few_heads(parameter, chosen, reading, sizes) or Layout(
+        whole, whole, _whole_reason(parameter, reading, sizes[TENSOR])
+    )
 
 
 def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
@@ -223,8 +225,9 @@ def _over_fsdp(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -
         ]
         if places:
             place = max(places, key=lambda place: parameter.shape[place])
-            return replace(layout, lives=_with(layout.lives, place, FSDP))
-    return replace(layout, reason=f"{layout.reason}; no dim divides over fsdp {sizes[FSDP]}")
+            return replace(layout, stored=_with(layout.stored, place, FSDP))
+    indivisible = f"no dim divides over fsdp {sizes[FSDP]}"
+    return replace(layout, reason=indivisible if sizes[TENSOR] == 1 else f"{layout.reason}; {indivisible}")
 
 
 def _with(dims: DimShardings, place: int, axis: str) -> DimShardings:
@@ -255,9 +258,18 @@ def _split_reason(parameter: Parameter, place: int, chain: Chain, reading: Readi
     return f"table: {each}" if what == "rows" else f"follows its matmul: {each}"
 
 
-def _whole_reason(parameter: Parameter, reading: Reading) -> str:
+def _reason_without_tensor(parameter: Parameter, sizes: Mapping[str, int]) -> str:
+    """Where the mesh has no tensor axis, `fsdp` alone decides."""
+    if sizes[FSDP] == 1:
+        return "whole: data splits the batch, not parameters" if sizes[DATA] > 1 else "whole: there is one device"
+    if parameter.is_vector:
+        return "vector: whole, too small to be worth gathering"
+    return f"largest dim over fsdp {sizes[FSDP]}, gathered where it is used"
+
+
+def _whole_reason(parameter: Parameter, reading: Reading, tensor: int) -> str:
     if parameter.is_vector:
         return "vector of the residual stream"
-    if parameter.axes & (reading.tables - reading.multiplied):
+    if parameter.axes & (reading.lookup_axes - reading.weight_axes):
         return "table that is only looked up"
-    return "no axis of its own that divides"
+    return f"no axis that divides and is cheap to split over tensor {tensor}"

@@ -60,7 +60,8 @@ def test_places_are_those_of_the_recipe():
 def test_what_divides_over_nothing_is_refused_over_tensor():
     assert refused(pair_with(), {"tensor": 3}) == (
         "mesh.tensor: 100.0% of the parameter bytes are whole on every tensor device: "
-        "a [8, 64] (no axis of its own that divides), b [64, 8] (no axis of its own that divides)\n"
+        "a [8, 64] (no axis that divides and is cheap to split over tensor 3), "
+        "b [64, 8] (no axis that divides and is cheap to split over tensor 3)\n"
         "  -> lower tensor, or split them with sharding.override"
     )
 
@@ -68,8 +69,7 @@ def test_what_divides_over_nothing_is_refused_over_tensor():
 def test_what_divides_over_nothing_is_refused_over_fsdp():
     assert refused(pair_with(), {"fsdp": 3}) == (
         "mesh.fsdp: 100.0% of the parameter bytes are whole on every fsdp device: "
-        "a [8, 64] (no tensor axis to split over; no dim divides over fsdp 3), "
-        "b [64, 8] (no tensor axis to split over; no dim divides over fsdp 3)\n"
+        "a [8, 64] (no dim divides over fsdp 3), b [64, 8] (no dim divides over fsdp 3)\n"
         "  -> lower fsdp, or split them with sharding.override"
     )
 
@@ -91,7 +91,7 @@ def test_bounds(axis, elements, expected):
     params = pair_with(v=(elements,))
     reason = {
         "tensor": "vector of the residual stream",
-        "fsdp": "no tensor axis to split over",
+        "fsdp": "vector: whole, too small to be worth gathering",
     }[axis]
     what = f"of the parameter bytes are whole on every {axis} device: v [{elements}] ({reason})"
     if expected == "refused":
@@ -233,7 +233,7 @@ def test_few_key_value_heads_are_no_error_however_many_bytes_they_are(tensor):
 
 
 def test_a_primitive_that_is_not_understood_is_a_warning():
-    """On every mesh, as what it takes counts as needed whole."""
+    """On every mesh, as its operands count as needed whole."""
 
     def loss_fn(params, batch):
         hidden = jax.nn.relu(batch["x"] @ params["a"])
@@ -243,6 +243,6 @@ def test_a_primitive_that_is_not_understood_is_a_warning():
 
     for mesh in ({"data": 8}, {"tensor": 2}):
         assert derive(loss_fn, pair_with(), EXAMPLES, mesh).warnings == (
-            "pure_callback is not understood (2 times): what it takes counts as needed whole; "
-            "register_reference tells what a kernel computes",
+            "no rule for the primitive pure_callback (met 2 times): its operands count as needed whole; "
+            "if it is a kernel, redco_cli.sharding.register_reference tells what it computes",
         )

@@ -79,8 +79,8 @@ def test_a_kernel_without_a_reference_is_a_warning(attention, primitive):
     assert not found.heads
     (warning,) = (text for text in make_plan(found, {"data": 8}).warnings)
     assert warning == (
-        f"{primitive} is not understood (1 times): what it takes counts as needed whole; "
-        "register_reference tells what a kernel computes"
+        f"no rule for the primitive {primitive} (met 1 times): its operands count as needed whole; "
+        "if it is a kernel, redco_cli.sharding.register_reference tells what it computes"
     )
 
 
