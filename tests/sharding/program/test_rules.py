@@ -335,7 +335,7 @@ def test_what_has_a_gradient_and_what_depends_on_the_batch(name):
 
 def test_a_product_of_weights_is_no_matmul_with_an_activation():
     found = walked_axes(lambda x, a, b: x @ (a @ b), X(4, 6), W(6, 2), W(2, 8))
-    assert [matmul.name for matmul in found.walk.matmuls] == [""]
+    assert [matmul.path for matmul in found.walk.matmuls] == [""]
     assert found.axes == "a b, b c, c d -> a d"
 
 
@@ -352,12 +352,12 @@ def test_a_product_of_weights_is_no_matmul_with_an_activation():
 )
 def test_matmuls_know_the_weight_through_views_of_it(view):
     found = walked_axes(lambda x, w: x @ view(w), X(4, 6), W(6, 4))
-    assert [matmul.name for matmul in found.walk.matmuls] == ["w1"]
+    assert [matmul.path for matmul in found.walk.matmuls] == ["w1"]
 
 
 def test_a_product_of_two_weights_belongs_to_neither():
     found = walked_axes(lambda x, w, scale: x @ (w * scale), X(4, 6), W(6, 4), W(4))
-    assert [matmul.name for matmul in found.walk.matmuls] == [""]
+    assert [matmul.path for matmul in found.walk.matmuls] == [""]
 
 
 def test_products_of_activations_are_contacts():
@@ -434,9 +434,9 @@ def test_a_carry_that_starts_as_a_constant_is_an_activation():
 
     found = walked_axes(layer, X(3, 4, 6), W(6, 8), W(8, 8))
     assert found.axes == "a' b c, c d, d d -> b d"
-    assert sorted(matmul.name for matmul in found.walk.matmuls) == ["w1", "w2"]
+    assert sorted(matmul.path for matmul in found.walk.matmuls) == ["w1", "w2"]
 
 
 def test_a_row_of_a_weight_that_the_batch_selects_is_an_activation():
     found = walked_axes(lambda w, i, v: w[i[0]] @ v, W(3, 6), X(1, dtype=I32), W(6, 8))
-    assert [matmul.name for matmul in found.walk.matmuls] == ["w2"]
+    assert [matmul.path for matmul in found.walk.matmuls] == ["w2"]
