@@ -16,7 +16,7 @@ MESHES: dict[str, dict[str, int]] = {
     "data2xtensor4": {"data": 2, "fsdp": 1, "tensor": 4},
     "fsdp4xtensor2": {"data": 1, "fsdp": 4, "tensor": 2},
 }
-_QUICKLY = {"xla_backend_optimization_level": 0}
+QUICKLY = {"xla_backend_optimization_level": 0}
 """Leaves machine code as it comes: three times as fast to compile; what is moved is decided long before."""
 
 Loss = Callable[[Any, Any], Any]
@@ -41,7 +41,7 @@ def moved(
 ) -> tuple[CompiledCollective, ...]:
     """The collectives of one forward and backward pass; arguments as for `moved_bytes`."""
     return compiled_collectives(
-        lower(loss_fn, params, batch, specs, gathered, mesh).compile(compiler_options=_QUICKLY), mesh
+        lower(loss_fn, params, batch, specs, gathered, mesh).compile(compiler_options=QUICKLY), mesh
     )
 
 
@@ -61,10 +61,10 @@ def equal_to_one_device(
     Returns:
         The relative error of the loss, and the largest of the gradients: largest difference over largest value.
     """
-    expected_loss, expected = jax.jit(jax.value_and_grad(loss_fn)).lower(params, batch).compile(_QUICKLY)(params, batch)
+    expected_loss, expected = jax.jit(jax.value_and_grad(loss_fn)).lower(params, batch).compile(QUICKLY)(params, batch)
     step, shardings = _step(loss_fn, params, batch, specs, gathered, mesh)
     placed = jax.device_put((params, batch), shardings)
-    loss, gradients = step.lower(*placed).compile(_QUICKLY)(*placed)
+    loss, gradients = step.lower(*placed).compile(QUICKLY)(*placed)
     errors = jax.tree.map(
         lambda one, other: float(np.abs(np.asarray(one) - np.asarray(other)).max()), expected, gradients
     )

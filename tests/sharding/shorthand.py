@@ -1,13 +1,25 @@
-"""Plans and readings in short: `- t` is a matrix whose second dim is over `tensor`."""
+"""Plans, readings and abstract arrays in short: `- t` is a matrix whose second dim is over `tensor`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.sharding import PartitionSpec
 
 from redco_cli.sharding import Plan, Reading
+
+
+def f32(*shape: int) -> jax.ShapeDtypeStruct:
+    """An abstract array of float32."""
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def shaped(shapes: Any, dtype: Any = "float32") -> Any:
+    """A tree of abstract arrays from a tree of shapes."""
+    is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
+    return jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, dtype), shapes, is_leaf=is_shape)
 
 
 def abbreviated(spec: PartitionSpec, rank: int) -> str:

@@ -13,17 +13,11 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.sharding import derive, make_plan, read
 from tests.sharding.programs.catalogue import program
 from tests.sharding.programs.small import LAYERS, attend, norm, token_loss
-from tests.sharding.shorthand import abbreviated, axis_kinds, gathered, reasons, stored
+from tests.sharding.shorthand import abbreviated, axis_kinds, gathered, reasons, shaped, stored
 
 B, L, D, F, H, P_ = 8, 16, 64, 256, 8, 8
 TENSOR4 = {"data": 2, "tensor": 4}
 FSDP4 = {"fsdp": 4, "tensor": 2}
-
-
-def shaped(shapes, dtype="float32"):
-    """A tree of abstract arrays from a tree of shapes."""
-    is_shape = lambda node: isinstance(node, tuple)  # noqa: E731
-    return jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, dtype), shapes, is_leaf=is_shape)
 
 
 def one_layer(block, shapes, batch=None):

@@ -15,10 +15,9 @@ from redco_cli.sharding import Plan
 from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives
 from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.plan import BATCH_AXES
-from tests.sharding.measure import device_mesh
+from tests.sharding.measure import QUICKLY, device_mesh
 from tests.sharding.programs.catalogue import program
 
-QUICKLY = {"xla_backend_optimization_level": 0}
 FLOOR = 1e-2
 """A gradient this small beside the largest one is compared with that share of the largest: the rest is rounding."""
 

@@ -314,6 +314,6 @@ def check_equal(name, placed, mesh):
     assert np.max(errors) < 2e-4
 
 
-def test_a_moved_is_a_plain_record():
+def test_a_collective_is_a_plain_record():
     record = CompiledCollective("all-reduce", ("data",), "f32[4]", 16, 2, True, "")
     assert (total_bytes([record]), total_bytes([record], loops=False)) == (32, 16)

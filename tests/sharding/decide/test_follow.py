@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import derive
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
-from tests.sharding.measure import device_mesh
+from tests.sharding.measure import QUICKLY, device_mesh
 
 SPECS = {
     "block": {"up": P("fsdp", "tensor"), "down": P("tensor", "fsdp"), "scale": P("tensor"), "norm": P()},
@@ -248,7 +248,6 @@ def test_bytes_of_a_state_on_a_device():
 # A real step.
 
 MESH = {"data": 2, "fsdp": 2, "tensor": 2}
-QUICKLY = {"xla_backend_optimization_level": 0}
 
 
 def exact_problem():

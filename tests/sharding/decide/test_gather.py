@@ -12,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import total_bytes
 from redco_cli.sharding.decide.gather import gathering
-from tests.sharding.measure import device_mesh
+from tests.sharding.measure import QUICKLY, device_mesh
 from tests.sharding.programs.catalogue import program
-from tests.sharding.trial import QUICKLY, attempt, expected
+from tests.sharding.programs.small import doubled
+from tests.sharding.trial import attempt, expected
 
 MESH = {"data": 1, "fsdp": 4, "tensor": 2}
 STORED, USED = P("fsdp", "tensor"), P(None, "tensor")
@@ -47,13 +48,6 @@ def on_mesh(function, params, *others, specs, gathered, reshard_after_forward=Fa
 def layer(x, w):
     return jnp.tanh(x @ w)
 
-
-@jax.custom_vjp
-def doubled(x):
-    return 2 * x
-
-
-doubled.defvjp(lambda x: (2 * x, None), lambda _, gradient: (2 * gradient,))
 
 FUNCTIONS = {
     "a matmul": lambda w, x: layer(x, w),

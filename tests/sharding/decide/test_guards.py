@@ -7,13 +7,10 @@ import pytest
 from redco_cli.errors import DeviceError
 from redco_cli.sharding import derive, make_plan, read
 from tests.sharding.programs.small import attend, norm, token_loss
+from tests.sharding.shorthand import shaped
 
 D, F = 8, 64
 EXAMPLES = {"x": jax.ShapeDtypeStruct((16, D), "float32")}
-
-
-def shaped(shapes):
-    return {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
 
 
 def pair(params, batch):

@@ -6,7 +6,7 @@ import pytest
 
 from redco_cli.errors import DeviceError, RecipeError
 from redco_cli.sharding import derive, make_plan, read
-from tests.sharding.shorthand import gathered, reasons, stored
+from tests.sharding.shorthand import f32, gathered, reasons, stored
 
 MESH = {"fsdp": 2, "tensor": 4}
 BATCH = {"x": jax.ShapeDtypeStruct((16, 96), "float32")}
@@ -19,12 +19,8 @@ def loss_fn(params, batch):
     return jnp.mean(x * params["scale"] @ params["head"])
 
 
-def shaped(*shape):
-    return jax.ShapeDtypeStruct(shape, "float32")
-
-
-PARAMS = {"layers": [{"up": shaped(96, 256), "down": shaped(256, 96)} for _ in range(2)], "scale": shaped(96)}
-PARAMS["head"] = shaped(96, 8)
+PARAMS = {"layers": [{"up": f32(96, 256), "down": f32(256, 96)} for _ in range(2)], "scale": f32(96)}
+PARAMS["head"] = f32(96, 8)
 READING = read(loss_fn, PARAMS, BATCH)
 
 

@@ -14,11 +14,12 @@ from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.compiled.memory import compiled_memory
 from redco_cli.sharding.predict.memory import Array, StepConfig, TracedLoss, estimate
 from tests.sharding.programs.steps import MESHES, OPTIMIZER, Size, compile_step, model, plan
+from tests.sharding.shorthand import f32
 
 SMALL = Size(layers=2, hidden=64, length=64, batch=16, vocab=256)
 ONE = MESHES["one"]
 NAMES = ("gpt2", "llama", "t5", "bert", "scan remat", "mlp")
-LATE = StepConfig(cpu_backend=False)
+ACCELERATOR = StepConfig(cpu_backend=False)
 
 
 def compared(name, size, mesh, micro_batches=1, dtype="float32"):
@@ -76,16 +77,12 @@ def test_micro_batches():
     assert predicted.batch == whole.batch
 
 
-def guessed(loss_fn, params, batch, way, mesh=ONE, specs=None, gathered=None):
+def estimated(loss_fn, params, batch, config, mesh=ONE, specs=None, gathered=None):
     """The prediction alone, of plain gradient descent."""
     whole = jax.tree.map(lambda _: P(), params)
     opt_state = jax.eval_shape(optax.sgd(0.1).init, params)
     program = TracedLoss(loss_fn, params, batch)
-    return estimate(program, opt_state, mesh, specs or whole, gathered or whole, way)
-
-
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
+    return estimate(program, opt_state, mesh, specs or whole, gathered or whole, config)
 
 
 def chain(cast, layer=lambda x, w: jnp.tanh(x @ w)):
@@ -106,7 +103,7 @@ def test_what_a_chain_keeps_is_counted_by_hand():
 
     The worst moment is its first product: one more activation, and the gradient of the last matrix.
     """
-    found = guessed(chain(jnp.float32), MATRICES, TOKENS, LATE)
+    found = estimated(chain(jnp.float32), MATRICES, TOKENS, ACCELERATOR)
     assert (found.parameters, found.gradients, found.optimizer) == (8 * MATRIX, 8 * MATRIX, 0)
     assert (found.batch, found.gathered, found.copies) == (ACTIVATION, 0, 0)
     assert found.saved == 8 * ACTIVATION
@@ -119,8 +116,10 @@ def test_what_a_chain_keeps_is_counted_by_hand():
 
 def test_casts_of_all_weights_live_during_an_unscanned_step():
     """A product of bfloat16 is taken in float32 on a CPU: the rounded weights exist at full width."""
-    assert guessed(chain(jnp.bfloat16), MATRICES, TOKENS, LATE).gathered == 7 * MATRIX // 2  # the first is done with
-    assert guessed(chain(jnp.bfloat16), MATRICES, TOKENS, StepConfig()).gathered == 7 * MATRIX
+    assert (
+        estimated(chain(jnp.bfloat16), MATRICES, TOKENS, ACCELERATOR).gathered == 7 * MATRIX // 2
+    )  # the first is done with
+    assert estimated(chain(jnp.bfloat16), MATRICES, TOKENS, StepConfig()).gathered == 7 * MATRIX
 
     def scanned(ws, x):
         def body(x, w):
@@ -128,19 +127,21 @@ def test_casts_of_all_weights_live_during_an_unscanned_step():
 
         return jax.lax.scan(body, x.astype(jnp.bfloat16), ws)[0].astype(jnp.float32).sum()
 
-    assert guessed(scanned, f32(8, 64, 64), TOKENS, LATE).gathered <= MATRIX // 2
+    assert estimated(scanned, f32(8, 64, 64), TOKENS, ACCELERATOR).gathered <= MATRIX // 2
 
 
 def test_parameters_are_gathered_for_use():
     mesh, lives, used = {"data": 1, "fsdp": 8, "tensor": 1}, [P("fsdp")] * 8, [P()] * 8
     loss_fn = chain(jnp.float32)
-    kept = guessed(loss_fn, MATRICES, TOKENS, LATE, mesh, lives, used)
+    kept = estimated(loss_fn, MATRICES, TOKENS, ACCELERATOR, mesh, lives, used)
     assert (kept.parameters, kept.gradients, kept.gathered) == (
         MATRIX,
         MATRIX,
         7 * MATRIX,
     )  # no gradient reads the first
-    again = guessed(loss_fn, MATRICES, TOKENS, dataclasses.replace(LATE, reshard_after_forward=True), mesh, lives, used)
+    again = estimated(
+        loss_fn, MATRICES, TOKENS, dataclasses.replace(ACCELERATOR, reshard_after_forward=True), mesh, lives, used
+    )
     assert again.gathered <= MATRIX
     assert again.total < kept.total - 5 * MATRIX
 
@@ -151,8 +152,8 @@ def test_rematerialized_layers_keep_their_inputs_alone():
             x = jnp.tanh(x @ w)
         return x
 
-    kept = guessed(chain(jnp.float32, mlp), MATRICES, TOKENS, LATE)
-    again = guessed(chain(jnp.float32, jax.checkpoint(mlp)), MATRICES, TOKENS, LATE)
+    kept = estimated(chain(jnp.float32, mlp), MATRICES, TOKENS, ACCELERATOR)
+    again = estimated(chain(jnp.float32, jax.checkpoint(mlp)), MATRICES, TOKENS, ACCELERATOR)
     assert kept.saved == 48 * ACTIVATION
     assert again.saved == (8 + 1) * ACTIVATION
     assert again.activations == pytest.approx((8 + 6) * ACTIVATION, rel=0.1)
@@ -167,10 +168,10 @@ def test_frozen_parameters_have_neither_gradient_nor_optimizer_state():
     whole = jax.tree.map(lambda _: P(), params)
     program = TracedLoss(loss_fn, params, TOKENS, frozen={"base": True, "down": False, "up": False})
     opt_state = jax.eval_shape(OPTIMIZER.init, trained)
-    found = estimate(program, opt_state, ONE, whole, whole, LATE)
+    found = estimate(program, opt_state, ONE, whole, whole, ACCELERATOR)
     assert (found.parameters, found.gradients) == (MATRIX + 2 * 64 * 4 * 4, 2 * 64 * 4 * 4)
     assert found.optimizer == pytest.approx(2 * found.gradients, abs=8)
-    all_trained = estimate(TracedLoss(loss_fn, params, TOKENS), opt_state, ONE, whole, whole, LATE)
+    all_trained = estimate(TracedLoss(loss_fn, params, TOKENS), opt_state, ONE, whole, whole, ACCELERATOR)
     assert all_trained.gradients - found.gradients == MATRIX
 
 
@@ -179,9 +180,9 @@ def test_columns_and_rows_divide_what_lies_between_them():
         return (jnp.tanh(x @ params["up"]) @ params["down"]).sum()
 
     params = {"down": f32(512, 64), "up": f32(64, 512)}
-    whole = guessed(loss_fn, params, TOKENS, LATE)
+    whole = estimated(loss_fn, params, TOKENS, ACCELERATOR)
     mesh, split = {"data": 1, "fsdp": 1, "tensor": 4}, {"down": P("tensor"), "up": P(None, "tensor")}
-    quarter = guessed(loss_fn, params, TOKENS, LATE, mesh, split, split)
+    quarter = estimated(loss_fn, params, TOKENS, ACCELERATOR, mesh, split, split)
     assert quarter.parameters == whole.parameters // 4
     assert quarter.activations == pytest.approx(whole.activations / 4, rel=0.05)
 
@@ -192,7 +193,7 @@ def test_logits_are_told_apart():
         return optax.softmax_cross_entropy_with_integer_labels(logits, batch["ids"]).sum()
 
     params = {"head": f32(16, 4096), "table": f32(4096, 16)}
-    found = guessed(loss_fn, params, {"ids": jax.ShapeDtypeStruct((8, 32), jnp.int32)}, LATE)
+    found = estimated(loss_fn, params, {"ids": jax.ShapeDtypeStruct((8, 32), jnp.int32)}, ACCELERATOR)
     logits = 8 * 32 * 4096 * 4
     assert {array.shape for array in found.largest[:2]} == {(8, 32, 4096), (4096, 8, 32)}
     assert found.logits + found.gradients == pytest.approx(2 * logits, rel=0.05)
@@ -264,9 +265,9 @@ def test_a_model_of_66_billion_parameters_takes_seconds():
     used = jax.tree.map(lambda leaf: P("tensor") if leaf.ndim == 2 else P(), opt.abstract)
     opt_state = jax.eval_shape(OPTIMIZER.init, opt.abstract)
     start = time.process_time()
-    first = estimate(program, opt_state, mesh, lives, used, LATE)
+    first = estimate(program, opt_state, mesh, lives, used, ACCELERATOR)
     middle = time.process_time()
-    estimate(program, opt_state, mesh | {"data": 2, "fsdp": 4}, lives, used, LATE)
+    estimate(program, opt_state, mesh | {"data": 2, "fsdp": 4}, lives, used, ACCELERATOR)
     assert middle - start < 4
     assert time.process_time() - middle < 1
     assert first.parameters == pytest.approx(66e9 * 4 / 64, rel=0.01)

@@ -4,14 +4,16 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.propagate import as_dims, local_bytes, propagate, shard_bytes
+from tests.sharding.measure import device_mesh
+from tests.sharding.programs.small import doubled
+from tests.sharding.shorthand import f32
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
 BATCH = ("data", "fsdp")
@@ -19,20 +21,8 @@ B, L, D, H, K, F, V = 8, 6, 16, 4, 4, 32, 24
 """Batch, length, hidden dim, heads, dim of a head, MLP width, vocabulary."""
 
 
-def f32(*shape):
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-
 def i32(*shape):
     return jax.ShapeDtypeStruct(shape, jnp.int32)
-
-
-@jax.custom_vjp
-def doubled(x):
-    return 2 * x
-
-
-doubled.defvjp(lambda x: (2 * x, None), lambda _, gradient: (2 * gradient,))
 
 
 def layers(x, ws):
@@ -103,7 +93,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_splits_are_those_of_xla(name):
     function, shapes, specs = CASES[name]
-    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 2, 2), tuple(SIZES), axis_types=(AxisType.Auto,) * 3)
+    mesh = device_mesh(SIZES)
     places = [NamedSharding(mesh, spec) for spec in specs]
     compiled = jax.jit(lambda *args: function(*args), in_shardings=places).lower(*shapes).compile()
     outputs = jax.tree.leaves(jax.eval_shape(function, *shapes))

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from redco_cli.sharding import derive, make_plan, read, register_reference
 from redco_cli.sharding.program import reference as references
 from tests.sharding.programs.small import attend, norm, token_loss
-from tests.sharding.shorthand import axis_kinds, stored
+from tests.sharding.shorthand import axis_kinds, shaped, stored
 
 B, L, D, H, HEAD = 8, 16, 64, 8, 8
 TOKENS = {"x": jax.ShapeDtypeStruct((B, L), "int32")}
@@ -21,10 +21,6 @@ HEADS = {"q": "64 8h*8!", "k": "64 8h*8!", "v": "64 8h*8!", "o": "8h*8! 64"}
 def forgotten(monkeypatch):
     """What a test registers is not known to the next."""
     monkeypatch.setattr(references, "_REFERENCES", {})
-
-
-def shaped(shapes, dtype="float32"):
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in shapes.items()}
 
 
 def model(attention, dtype="float32"):

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.models.resolve import resolve_model
 from redco_cli.plugin.contract import Loss
@@ -23,6 +22,7 @@ from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.derive import derive
 from redco_cli.training.state import TrainState, new_state
 from redco_cli.training.step import make_train_step
+from tests.sharding.measure import QUICKLY, device_mesh
 
 OPTIMIZER = optax.adamw(1e-3)
 MESHES = {
@@ -168,8 +168,7 @@ def _loss(logits: Any, labels: Any) -> Any:
 
 def compile_step(one: Model, mesh: Mapping[str, int], specs: Any, gathered: Any, micro_batches: int = 1) -> Any:
     """The compiled train step, its batch cut into micro-batches."""
-    devices = np.array(jax.devices()[: math.prod(mesh.values())]).reshape(*mesh.values())
-    on = Mesh(devices, tuple(mesh), axis_types=(AxisType.Auto,) * len(mesh))
+    on = device_mesh(mesh)
 
     def places(tree: Any) -> Any:
         is_spec = lambda leaf: isinstance(leaf, PartitionSpec)  # noqa: E731
@@ -193,7 +192,7 @@ def compile_step(one: Model, mesh: Mapping[str, int], specs: Any, gathered: Any,
     }
     over_data = dict.fromkeys(batch, places(PartitionSpec(None, ("data", "fsdp"))))
     jitted = jax.jit(step, in_shardings=(state_places, over_data), out_shardings=(state_places, None), donate_argnums=0)
-    return jitted.lower(state, batch).compile(compiler_options={"xla_backend_optimization_level": 0})
+    return jitted.lower(state, batch).compile(compiler_options=QUICKLY)
 
 
 def plan(one: Model, mesh: Mapping[str, int]) -> tuple[Any, Any]:
