@@ -44,6 +44,10 @@ def derive(
         mesh: sizes of the axes `data`, `fsdp` and `tensor`; an axis that is not named has size one.
         override: (regular expression on paths, mesh axes for each dim) pairs that come before the rules.
 
+    Returns:
+        Where each parameter lives and is used, why, and what a step moves. `gathering` makes a function of parameters
+        that live so, `follow` says where optimizer state lives then.
+
     Raises:
         DeviceError: no such mesh axis, more shards than heads, or more than a tenth of the parameter bytes that would
             be whole on every device of an axis.

@@ -106,6 +106,7 @@ def gathering(
 
     Returns:
         A function of the same arguments, to be called under `jax.jit`; `function` itself where nothing is gathered.
+        `redco_cli.sharding.compiled` shows it in a whole step.
     """
     lives, used = (jax.tree.leaves(tree, is_leaf=_is_spec) for tree in (specs, gathered))
     if lives == used and mesh.shape.get(TENSOR, 1) == 1:
@@ -227,7 +228,7 @@ def _remat(equation: Any, operands: Sequence[Any], context: _Context) -> Sequenc
 
 
 def _scan(equation: Any, operands: Sequence[Any], context: _Context) -> Sequence[Any]:
-    """Consts and layers go in as they are stored, and are gathered in each round."""
+    """Consts and layers go in as they are stored, and are gathered in each iteration."""
     params = equation.params
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
     consts = operands[:first]

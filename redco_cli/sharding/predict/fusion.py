@@ -14,7 +14,7 @@ from redco_cli.sharding.predict.kinds import CHEAP, EXPENSIVE, MOVES, REDUCTIONS
 from redco_cli.sharding.predict.operations import LITERAL, NARROW, FlatProgram, Op
 
 STACK = "stack"
-"""An operation without a result: a round of a loop writes its slice of a stacked result."""
+"""An operation without a result: an iteration of a loop writes its slice of a stacked result."""
 _FUSED = CHEAP | EXPENSIVE | MOVES
 
 

@@ -23,7 +23,7 @@ class Loop:
 
     Attributes:
         time: when it runs.
-        body: what happens in one round.
+        body: what happens in one iteration.
         stacked: index in `arrays` of the timeline around it of each stacked result.
     """
 
@@ -55,11 +55,11 @@ class Timeline:
         arrays: ids of what is written out.
         births: the time at which each is written.
         deaths: the last time at which each is read.
-        of_weights: whether each is a parameter in another place or precision, rather than computed.
+        is_weight: whether each is a parameter in another place or precision, rather than computed.
         made_by: the primitive that wrote each.
         outputs: for each output of the program the indices in `arrays` of what it is: itself, and what it is the sum
             of; none where it is an input or a literal.
-        stacked: the same for what a round of a loop adds to each stacked result; of a loop's body only.
+        stacked: the same for what an iteration of a loop adds to each stacked result; of a loop's body only.
         reads: by id of an input, how it is read.
         loops: the loops and choices.
         loss: times of the last product before the first output, and of the first one after it.
@@ -69,7 +69,7 @@ class Timeline:
     arrays: Integers
     births: Integers
     deaths: Integers
-    of_weights: NDArray[np.bool_]
+    is_weight: NDArray[np.bool_]
     made_by: tuple[str, ...]
     outputs: tuple[tuple[int, ...], ...]
     stacked: tuple[tuple[int, ...], ...]
@@ -125,7 +125,7 @@ class _Scheduler:
         return order
 
     def timeline(self, outputs: Sequence[int], stacked: Sequence[int] = ()) -> Timeline:
-        """When everything exists; `stacked` are results of a round of a loop."""
+        """When everything exists; `stacked` are results of an iteration of a loop."""
         ops, order = self._fusion.ops, self._order
         births, deaths = self._lifetimes()
         places = {array: place for place, array in enumerate(births)}
@@ -133,7 +133,7 @@ class _Scheduler:
             arrays=np.array(list(births), np.int64),
             births=np.array(list(births.values()), np.int64),
             deaths=np.array([deaths[array] for array in births], np.int64),
-            of_weights=np.array([self._is_of_weights(array) for array in births], np.bool_),
+            is_weight=np.array([self._is_weight(array) for array in births], np.bool_),
             made_by=tuple(ops[self._fusion.maker[array]].name for array in births),
             outputs=tuple(self._parts(x, places) for x in outputs),
             stacked=tuple(self._parts(x, places) for x in stacked),
@@ -184,13 +184,13 @@ class _Scheduler:
         slices = [Op("dynamic_slice", (LITERAL,), (x,), {}) for x in body.inputs[first:]]
         stacks = [Op(STACK, (y,), (), {}) for y in body.outputs[carried:] if y != LITERAL]
         given = zip(body.inputs, map(self._fusion.base, op.operands), strict=True)
-        weights = [inside for inside, outside in given if self._is_of_weights(outside)]
+        weights = [inside for inside, outside in given if self._is_weight(outside)]
         fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, kernels=self._cpu_backend)
         scheduler = _Scheduler(self._flat, fusion, body.inputs[:first], weights, self._cpu_backend)
         stacked = tuple(places[x] for x in op.results[carried:])
         return [Loop(time, scheduler.timeline(body.outputs[:carried], body.outputs[carried:]), stacked)]
 
-    def _is_of_weights(self, array: int) -> bool:
+    def _is_weight(self, array: int) -> bool:
         while array not in self._weights:
             index = self._fusion.maker.get(array)
             if index is None or self._fusion.ops[index].name not in RESHAPED or not self._fusion.operands[index]:

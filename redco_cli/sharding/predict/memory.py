@@ -28,7 +28,7 @@ from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.liveness import Integers, Timeline, timeline
 from redco_cli.sharding.predict.operations import FlatProgram
-from redco_cli.sharding.predict.peak import Bytes, add_gathered, add_gradients, alive_at, bytes_over_time, reused
+from redco_cli.sharding.predict.peak import Bytes, add_gathered, add_gradients, bytes_over_time, live_arrays, reused
 from redco_cli.sharding.predict.propagate import propagate, shard_bytes
 
 _LARGEST = 12
@@ -202,11 +202,11 @@ def estimate(
     state = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(jax.tree.leaves(opt_state), where, strict=True)]
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
     time, temporary = _worst(
-        line, found.together + gradients.curve, own, before, gradients.waiting if at_once else (), copies
+        line, found.total + gradients.bytes, own, before, gradients.waiting if at_once else (), copies
     )
     rest = max(temporary - sum(trained), 0.0)
     weights = min(float(found.weights[time]), rest)
-    now = alive_at(line, time)
+    now = live_arrays(line, time)
     logits = min(float(own[now][_is_of_loss(line)[now]].sum()), rest - weights)
     return StepMemory(
         parameters=sum(local),
@@ -236,7 +236,7 @@ def _worst(
     waiting = np.array(dying, np.int64)
     left: dict[int, float] = {}
     for time in {worst, line.length, *range(0, line.length, max(1, line.length // _SAMPLES))}:
-        there = np.concatenate([own[alive_at(line, time)], before[waiting[line.births[waiting] <= time]]])
+        there = np.concatenate([own[live_arrays(line, time)], before[waiting[line.births[waiting] <= time]]])
         left[time] = float(together[time]) - reused(there, copies)
     worst = max(left, key=lambda time: left[time])
     return worst, left[worst]

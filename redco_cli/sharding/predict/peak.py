@@ -14,7 +14,7 @@ Bytes = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Curves:
+class BytesOverTime:
     """Bytes over time.
 
     Attributes:
@@ -26,7 +26,7 @@ class Curves:
     weights: Bytes
 
     @property
-    def together(self) -> Bytes:
+    def total(self) -> Bytes:
         """Of both."""
         return self.activations + self.weights
 
@@ -36,26 +36,26 @@ class Gradients:
     """Gradients over time.
 
     Attributes:
-        curve: bytes of those that are there.
+        bytes: of those that are there.
         waiting: indices in the arrays of the timeline of those that wait until they are summed over devices.
     """
 
-    curve: Bytes
+    bytes: Bytes
     waiting: tuple[int, ...]
 
 
-def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collection[int] = ()) -> Curves:
+def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collection[int] = ()) -> BytesOverTime:
     """Plays a timeline, loops and all.
 
     Args:
         timeline: of a program.
         sizes: bytes of every array, by id.
         own: bytes of `timeline.arrays`.
-        summed: indices of stacked results whose slices are summed over devices at the end of a round.
+        summed: indices of stacked results whose slices are summed over devices at the end of an iteration.
     """
-    found = Curves(
-        alive(timeline, np.where(timeline.of_weights, 0.0, own)),
-        alive(timeline, np.where(timeline.of_weights, own, 0.0)),
+    found = BytesOverTime(
+        live_bytes(timeline, np.where(timeline.is_weight, 0.0, own)),
+        live_bytes(timeline, np.where(timeline.is_weight, own, 0.0)),
     )
     largest: dict[int, tuple[float, float]] = {}
     for loop in timeline.loops:
@@ -63,7 +63,7 @@ def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collec
         parts = [part for y, place in enumerate(loop.stacked) if place in summed for part in loop.body.stacked[y][:1]]
         waiting = waiting_bytes(loop.body, inside, parts, at_once=True)
         inner = bytes_over_time(loop.body, sizes, inside)
-        at = int((inner.together + waiting).argmax())
+        at = int((inner.total + waiting).argmax())
         now = (float(inner.activations[at] + waiting[at]), float(inner.weights[at]))
         largest[loop.time] = max(largest.get(loop.time, now), now, key=sum)
     for time, (activations, weights) in largest.items():
@@ -72,14 +72,14 @@ def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collec
     return found
 
 
-def alive(timeline: Timeline, own: Bytes) -> Bytes:
+def live_bytes(timeline: Timeline, own: Bytes) -> Bytes:
     """Bytes over time of the arrays of a timeline, loops apart, given the bytes of each."""
     begun = np.bincount(timeline.births, own, timeline.length + 2)
     ended = np.bincount(timeline.deaths + 1, own, timeline.length + 2)
     return np.cumsum(begun - ended)[: timeline.length + 1]
 
 
-def alive_at(timeline: Timeline, time: int) -> Integers:
+def live_arrays(timeline: Timeline, time: int) -> Integers:
     """Which of the arrays of a timeline exist at a time, by index."""
     return np.flatnonzero((timeline.births <= time) & (time <= timeline.deaths))
 

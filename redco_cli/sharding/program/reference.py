@@ -26,7 +26,8 @@ def register_reference(name: str, reference: Callable[..., Any]) -> None:
         reference: takes the operands of that equation, and returns its results. It is traced, never run.
 
     Example:
-        >>> import jax, jax.numpy as jnp
+        >>> import jax
+        >>> from redco_cli.sharding import register_reference
         >>> @jax.jit
         ... def fused_mlp(x, up, down):  # a Pallas kernel, say
         ...     return x
