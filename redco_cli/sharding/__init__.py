@@ -1,4 +1,4 @@
-'''How the parameters of any JAX program are split over a mesh, derived by reading the program.
+"""How the parameters of any JAX program are split over a mesh, derived by reading the program.
 
 In: a loss, the shapes of its parameters and of a batch, and the sizes of a mesh. Out: a `Plan`, with a `PartitionSpec`
 and its reason for every parameter, what a step will move, and warnings. Names of parameters are never looked at,
@@ -45,7 +45,7 @@ How it comes to this, in reading order; each room's docstring goes on with the s
 - `follow(opt_state, params, plan.specs)`: where optimizer state lives;
 - `register_reference(name, function)`: what a kernel computes that a trace cannot look into, such as one in Pallas;
 - `compiled_collectives(compiled, mesh)`: what a compiled program really moves, to compare with `plan.collectives`.
-'''
+"""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def estimate(
     given = flat.inputs[len(used) :]
     over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)
     sizes = np.array(shard_bytes(flat, propagate(flat, [*used, *over_batch]), mesh), np.float64)
-    local = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(traced.leaves, lives, strict=True)]
+    local = _bytes_each(traced.leaves, lives, mesh)
     trained = local[: traced.trained]
     own = sizes[line.arrays]
     before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
@@ -190,16 +190,8 @@ def estimate(
     layered = [places[0] for places in line.outputs[1:] if places and line.made_by[places[0]] == "scan"]
     found = bytes_over_time(line, sizes, own, layered if summed else ())
     moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
-    add_gathered(
-        found.weights,
-        line,
-        moved,
-        cpu_backend=config.cpu_backend,
-        reshard_after_forward=config.reshard_after_forward,
-        repeated=repeated,
-    )
-    where = _specs(follow(opt_state, traced.params, specs))
-    state = [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(jax.tree.leaves(opt_state), where, strict=True)]
+    add_gathered(found.weights, line, moved, config.cpu_backend, config.reshard_after_forward, repeated)
+    state = _bytes_each(jax.tree.leaves(opt_state), _specs(follow(opt_state, traced.params, specs)), mesh)
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
     time, temporary = _worst(
         line, found.total + gradients.bytes, own, before, gradients.waiting if at_once else (), copies
@@ -220,6 +212,11 @@ def estimate(
         saved=int(found.activations[line.loss[0]]),
         largest=_largest(flat, line, own, now),
     )
+
+
+def _bytes_each(leaves: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Mapping[str, int]) -> list[int]:
+    """What one device holds of each of some arrays."""
+    return [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(leaves, specs, strict=True)]
 
 
 def _worst(

@@ -140,7 +140,6 @@ def add_gathered(
     weights: Bytes,
     timeline: Timeline,
     moved: Mapping[int, float],
-    *,
     cpu_backend: bool,
     reshard_after_forward: bool,
     repeated: bool,
