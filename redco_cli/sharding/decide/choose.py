@@ -166,9 +166,7 @@ class Costs:
 
     def collectives(self, axes: Iterable[Axis]) -> list[PossibleCollective]:
         """What moves if these axes are split."""
-        return list(
-            {id(collective): collective for axis in axes for collective in self._by_axis.get(axis, ())}.values()
-        )
+        return list({id(one): one for axis in axes for one in self._by_axis.get(axis, ())}.values())
 
     def bytes(self, collective: PossibleCollective, ways: Mapping[Axis, int]) -> int:
         """What a collective moves on one device in a step, where axes are split into `ways`."""
@@ -176,12 +174,8 @@ class Costs:
 
     def of(self, ways: Mapping[Axis, int]) -> float:
         """Bytes moved on one device in a step."""
-        return float(
-            sum(
-                self.bytes(collective, ways)
-                for collective in self.collectives(axis for axis, n in ways.items() if n > 1)
-            )
-        )
+        split = (axis for axis, n in ways.items() if n > 1)
+        return float(sum(self.bytes(one, ways) for one in self.collectives(split)))
 
 
 class _Conflicts:

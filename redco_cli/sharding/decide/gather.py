@@ -81,7 +81,7 @@ class _Sharded:
         return gather(self.value)
 
     def viewed(self, equation: Any) -> _Sharded:
-        """The same parameter, seen in another context; cast at once, as it is cheaper to gather in fewer bits."""
+        """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
         if equation.primitive.name == "convert_element_type" and not self.views:
             return replace(self, value=_bind(equation, [self.value])[0])
         return replace(self, views=(*self.views, equation))
@@ -102,7 +102,8 @@ def gathering(
         gathered: the same, where each is used.
         mesh: the devices.
         reshard_after_forward: forget gathered parameters after the forward pass, and gather them once more in the
-            backward pass, as PyTorch's FSDP2 names it: half as much again is moved, and they take no memory in between.
+            backward pass (the name is that of PyTorch's FSDP2): half as much again is moved, and they take no memory
+            in between.
 
     Returns:
         A function of the same arguments, to be called under `jax.jit`; `function` itself where nothing is gathered.
