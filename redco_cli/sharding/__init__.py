@@ -9,12 +9,10 @@ One program is carried through all the rooms, an MLP of two matmuls on `fsdp=2, 
     >>> import inspect
     >>> from redco_cli.sharding import derive
     >>> from redco_cli.sharding.example import batch, loss_fn, mesh, params
-    >>> print(inspect.getsource(loss_fn))
-    def loss_fn(params: dict[str, Array], batch: dict[str, Array]) -> Array:
-        \"""The loss of x [B, D] through `up` [D, F] and `down` [F, D], a scalar.\"""
+    >>> for line in inspect.getsource(loss_fn).splitlines()[2:]:  # its body
+    ...     print(line)
         hidden = jax.nn.gelu(batch["x"] @ params["up"])
         return jnp.mean((hidden @ params["down"]) ** 2)
-    <BLANKLINE>
     >>> {name: leaf.shape for name, leaf in (params | batch).items()}
     {'up': (64, 256), 'down': (256, 64), 'x': (32, 64)}
 

@@ -5,7 +5,7 @@ A parameter p lives in shards over `fsdp`. Used as it is, a matmul x·p would mo
     forward     y = x · gather(p)          gather: from `spec` to `gathered`, an all-gather over fsdp
     backward    dp = scatter(xᵀ · dy)      scatter: back to `spec`, a reduce-scatter over fsdp
 
-it moves the parameter once each context, and no device ever holds more gathered parameters than the compiler needs at a
+it moves the parameter once each way, and no device ever holds more gathered parameters than the compiler needs at a
 time. Layers that are stacked and scanned are gathered one by one, inside the loop. This is fully sharded data
 parallelism (ZeRO stage 3, arXiv 1910.02054) said in constraints on arrays.
 """
