@@ -149,10 +149,9 @@ class _Scheduler:
         for time, index in enumerate(self._order):
             deaths.update(dict.fromkeys(self._fusion.reads[index], time))
             op = self._fusion.ops[index]
+            zeroed = self._cpu_backend and op.name == "scan"  # stacked results are made of zeros, at the start
             for place, array in enumerate(op.results):
-                early = (
-                    self._cpu_backend and op.name == "scan" and place >= op.params["num_carry"]
-                )  # it is made of zeros
+                early = zeroed and place >= op.params["num_carry"]
                 births[array], deaths[array] = 0 if early else time, time
         for index in self._order:
             self._reuse_operands(index, births, deaths)

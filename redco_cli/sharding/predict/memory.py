@@ -1,4 +1,4 @@
-"""Bytes on one device in a train step, predicted from the traced traced. Nothing is compiled.
+"""Bytes on one device in a train step, predicted from the traced program. Nothing is compiled.
 
 A step holds parameters, optimizer state and the batch for its whole length: its arguments. The new parameters and state
 take the place of the old ones (donation). All else is temporary: gradients, parameters gathered or cast for use, copies
@@ -8,7 +8,7 @@ of state, and activations. At the worst moment
     temporary = gradients + gathered + copies + activations + logits
 
 Gradients count whole, though at the worst moment some may not be there yet: `activations` is what is left for the rest.
-`compiled_memory` cuts the figures of a compiled step in the same config.
+`compiled_memory` cuts the figures of a compiled step in the same way.
 """
 
 from __future__ import annotations

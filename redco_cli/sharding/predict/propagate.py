@@ -233,7 +233,7 @@ def _scatter(splits: Splits, op: Op) -> list[DimShardings | None]:
 
 @rule("concatenate", "pad", "dynamic_slice", "dynamic_update_slice", "slice", "sort", "reduce_precision")
 def _keep(splits: Splits, op: Op) -> list[DimShardings | None]:
-    """DimShardings at the same place are the same, whatever their sizes."""
+    """Dims at the same place are the same, whatever their sizes."""
     rank = len(splits.shapes[op.results[0]])
     arrays = [x for x in op.operands if x != LITERAL and len(splits.shapes[x]) == rank > 0]
     dims = join(splits.of(x) for x in arrays)
