@@ -15,7 +15,7 @@ from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
 from redco_cli.plugin.contract import Batch, Loss, Params
 from redco_cli.runtime.mesh import batch_sharding, make_mesh, replicated
-from redco_cli.sharding.compiled.traffic import collectives
+from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.plan import Collective
 from redco_cli.training.state import TrainState, new_state
 from redco_cli.training.step import make_train_step
