@@ -35,7 +35,7 @@ from redco_cli.sharding.program.reading import parameters_only, read
 from redco_cli.training.saving.parameters import check_initial_params, trained_params
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
 from redco_cli.training.saving.selection import own_checkpoints
-from redco_cli.training.session import drive, open_run, plan_updates
+from redco_cli.training.session import open_run, outer_loop, plan_updates, saved_at_its_end
 from redco_cli.training.timeline import make_timeline
 
 Name = str | os.PathLike[str]
@@ -92,8 +92,11 @@ def train(recipe: Name, overrides: Sequence[str] = ()) -> TrainResult:
         def predictions(params: Params, examples: Sequence[Example]) -> list[Any]:
             return predictor.all(params, examples, lambda done: progress.phase("predicting", done, len(examples)))
 
-        with open_run(job, placement, timeline, updates, start, progress, predictions, stop) as run:
-            means = drive(run, job)
+        with (
+            open_run(job, placement, timeline, updates, start, progress, predictions, stop) as run,
+            saved_at_its_end(run, job),
+        ):
+            means = run.train() if job.plugin.run_fn is None else outer_loop(run, job)
     kept = start.checkpoints
     return TrainResult(start.directory, run.step, means, run.history, kept.best(), kept.path(kept.steps()[-1]))
 

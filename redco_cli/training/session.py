@@ -140,11 +140,9 @@ def open_run(
         yield TrainingRun(setup, state, start.step, start.best, start.put_off)
 
 
-def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
-    """Trains to the end of the recipe, or as the plugin's `run_fn` says, and saves.
-
-    Returns:
-        The means over the steps done; nothing after a `run_fn`, which has its own.
+@contextlib.contextmanager
+def saved_at_its_end(run: TrainingRun, job: Job) -> Iterator[None]:
+    """What surrounds training: the evaluations before it, and the checkpoint of its end, or of where it failed.
 
     Raises:
         PluginError, DataError, RecipeError: the plugin, the data or a name in the recipe failed on the way; a
@@ -152,16 +150,11 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
             the evaluation if that is what failed.
         DeviceError: the devices have too little memory.
     """
-    means: Mapping[str, float] = {}
     try:
         if job.recipe.eval.at_start and run.step == 0:
             run.evaluate()
         run.catch_up()
-        if job.plugin.run_fn is None:
-            means = run.train()
-        else:
-            with guarded(f"{job.plugin.file}: run_fn", "run_fn", job.plugin.file):
-                job.plugin.run_fn(run)
+        yield
     except (PluginError, DataError, RecipeError):
         if run.step and current_connection() is None:  # a process that fails alone cannot save what the others hold
             run.save()
@@ -171,7 +164,18 @@ def drive(run: TrainingRun, job: Job) -> Mapping[str, float]:
     ) as error:  # where the device works behind the host, it fails when it is waited for
         raise out_of_memory(error, "training") from error
     run.save()
-    return means
+
+
+def outer_loop(run: TrainingRun, job: Job) -> Mapping[str, float]:
+    """Trains as the plugin's `run_fn` says, which has means of its own: there are none here.
+
+    Raises:
+        PluginError: it raised.
+    """
+    assert job.plugin.run_fn is not None
+    with guarded(f"{job.plugin.file}: run_fn", "run_fn", job.plugin.file):
+        job.plugin.run_fn(run)
+    return {}
 
 
 def _first_state(job: Job, placement: Placement, updates: Updates, start: Start) -> TrainState:

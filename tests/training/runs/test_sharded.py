@@ -52,8 +52,8 @@ class Run:
 def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Trains `recipe.yaml` with overrides into a directory."""
     runs: list[Any] = []
-    drive = main_path.drive
-    monkeypatch.setattr(main_path, "drive", lambda run, job: runs.append(run) or drive(run, job))
+    saved = main_path.saved_at_its_end
+    monkeypatch.setattr(main_path, "saved_at_its_end", lambda run, job: runs.append(run) or saved(run, job))
 
     def training(directory: str, *overrides: str) -> Run:
         train("recipe.yaml", [f"output_dir={directory}", *overrides])
