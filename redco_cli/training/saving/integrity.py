@@ -35,7 +35,7 @@ def write_manifest(directory: Path) -> None:
     Raises:
         OSError: a file cannot be read, or the manifest cannot be written.
     """
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="redco-seal") as pool:
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="redco-manifest") as pool:
         checksums = dict(pool.map(lambda name: (name, _checksum(directory / name, sync=True)), _names(directory)))
     with (directory / MANIFEST_NAME).open("w", encoding="utf-8") as file:
         json.dump({"files": checksums}, file)
