@@ -188,15 +188,16 @@ def inspect_sharding(
         bool, typer.Option("--compile", help="Compile the step for as many simulated CPU devices, and compare.")
     ] = False,
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw the plan, as SVG.")] = None,
-    list_presets: Annotated[bool, typer.Option("--list", help="List the built-in models.")] = False,
+    list_models: Annotated[bool, typer.Option("--list", help="List built-in models and the decoder's families.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show how a model is split, and if it fits. Needs neither weights nor devices."""
+    from redco_cli.models.families.registry import descriptions
     from redco_cli.models.presets import preset_names
     from redco_cli.planning.arguments import parse_bytes, parse_mesh
 
-    if list_presets or not model:
-        result({"presets": list(preset_names())}, as_json)
+    if list_models or not model:
+        result({"presets": list(preset_names()), "decoder_families": descriptions()}, as_json)
         return
     sizes = None if mesh is None else parse_mesh(mesh, "--mesh")
     memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")

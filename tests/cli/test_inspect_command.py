@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from redco_cli.cli import app
+from redco_cli.models.families.registry import descriptions
 from redco_cli.models.presets import preset_names
 from redco_cli.planning.report import report_schema
 
@@ -216,7 +217,7 @@ def test_the_list_needs_neither_jax_nor_transformers() -> None:
     names = ("jax", "flax", "transformers", "datasets")
     refusing = f"for name in {names!r}: sys.modules[name] = None"
     found, _, _ = in_a_process("--list", "--json", before=refusing)
-    assert json.loads(found) == {"presets": list(preset_names())}
+    assert json.loads(found) == {"presets": list(preset_names()), "decoder_families": descriptions()}
 
 
 def test_opt_66b_on_64_devices_takes_seconds() -> None:

@@ -1,5 +1,6 @@
-"""Gemma 1 to 3 (text): scaled embeddings, norm scales stored less one; from Gemma 2 on norms on both sides of attention
-and MLP, and windows in some layers; in Gemma 3 those layers have rotary positions of their own.
+"""Gemma 1 to 3 (text): scaled embeddings; from Gemma 2 on norms on both sides of attention and MLP, and windows.
+
+Norm scales are stored less one. In Gemma 3 the layers with a window have rotary positions of their own.
 """
 
 from __future__ import annotations

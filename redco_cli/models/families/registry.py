@@ -32,12 +32,24 @@ _NEVER = {
 @functools.cache
 def families() -> Mapping[str, Family]:
     """Model type to family, sorted."""
-    found: dict[str, Family] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not module.ispkg and module.name != "registry":
-            members = importlib.import_module(f"{__package__}.{module.name}").FAMILIES
-            found |= {family.model_type: family for family in members}
+    return {name: family for name, (family, _) in _found().items()}
+
+
+@functools.cache
+def _found() -> dict[str, tuple[Family, str]]:
+    """Model type to its family, and what the file says of itself."""
+    found: dict[str, tuple[Family, str]] = {}
+    for name in (one.name for one in pkgutil.iter_modules([str(Path(__file__).parent)]) if not one.ispkg):
+        if name != "registry":
+            module = importlib.import_module(f"{__package__}.{name}")
+            summary = str(module.__doc__).splitlines()[0]
+            found |= {family.model_type: (family, summary) for family in module.FAMILIES}
     return dict(sorted(found.items()))
+
+
+def descriptions() -> dict[str, str]:
+    """Model type to what its file says of itself in one sentence, of every family."""
+    return {name: summary for name, (_, summary) in _found().items()}
 
 
 def family_of(model_type: str) -> Family | None:
