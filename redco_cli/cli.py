@@ -188,7 +188,7 @@ def inspect_sharding(
         bool, typer.Option("--compile", help="Compile the step for as many simulated CPU devices, and compare.")
     ] = False,
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw the plan, as SVG.")] = None,
-    list_models: Annotated[bool, typer.Option("--list", help="List built-in models and the decoder's families.")] = False,
+    list_models: Annotated[bool, typer.Option("--list", help="List built-in models, and families.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show how a model is split, and if it fits. Needs neither weights nor devices."""

@@ -13,9 +13,10 @@ from redco_cli.models.config.read import local_directory, read_config
 from redco_cli.models.config.tasks import GENERATING, choose_task, flax_class_names
 from redco_cli.models.decoder.model import DecoderModel, build_decoder
 from redco_cli.models.example_inputs import example_inputs, example_loss
-from redco_cli.models.families.registry import decoder_config, family_of
+from redco_cli.models.families.registry import family_of
 from redco_cli.models.flax.model import HfFlaxModel, build_model
 from redco_cli.models.flax.refusals import refuse_unsupported
+from redco_cli.models.hf_config import decoder_config
 from redco_cli.models.weights.load import check_checkpoint, checkpoint_directory, load_params
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection, Remat

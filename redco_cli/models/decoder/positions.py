@@ -73,11 +73,6 @@ def alibi_bias(positions: Array, heads: int, *, rounded: bool) -> Array:
     return narrow(narrow(slopes)[:, None, None] * narrow(positions.astype(jnp.float32))[:, None, None])
 
 
-def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
-    """By how much YaRN sharpens attention for sequences that are `factor` times longer."""
-    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
-
-
 def _series(heads: int) -> np.ndarray[Any, Any]:
     base = np.float32(2.0 ** -(2.0 ** -(math.log2(heads) - 3)))
     slopes: np.ndarray[Any, Any] = np.power(base, np.arange(1, heads + 1, dtype=np.float32), dtype=np.float32)

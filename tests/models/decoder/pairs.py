@@ -16,7 +16,8 @@ from flax.traverse_util import flatten_dict
 
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder, abstract_params
-from redco_cli.models.families.registry import decoder_config, families
+from redco_cli.models.families.registry import families
+from redco_cli.models.hf_config import decoder_config
 from redco_cli.models.weights.table import to_params
 
 torch.set_num_threads(1)  # beside XLA's, more threads only wait

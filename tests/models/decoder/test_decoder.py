@@ -21,7 +21,7 @@ from redco_cli.models.decoder.experts import Kernels, mix, routing
 from redco_cli.models.decoder.loss import Head, cross_entropy
 from redco_cli.models.decoder.model import build_decoder
 from redco_cli.models.decoder.positions import alibi_bias, alibi_slopes
-from redco_cli.models.families.registry import decoder_config
+from redco_cli.models.hf_config import decoder_config
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import next_token_loss
 from tests.models.decoder.pairs import (

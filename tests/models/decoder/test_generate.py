@@ -22,7 +22,7 @@ from transformers.generation import (
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.generate.sampling import GenerationSettings, filtered_scores
 from redco_cli.models.decoder.model import build_decoder
-from redco_cli.models.families.registry import decoder_config
+from redco_cli.models.hf_config import decoder_config
 from redco_cli.models.weights.table import to_params
 from tests.models.decoder.pairs import QUICK, hf_config, pair, where
 

@@ -9,7 +9,8 @@ from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.decoder import Decoder, abstract_params
-from redco_cli.models.families.registry import decoder_config, families, family_of, in_old_keys
+from redco_cli.models.families.registry import families, family_of, in_old_keys
+from redco_cli.models.hf_config import decoder_config
 from redco_cli.models.weights.table import ignored, tensor_table, to_hf, to_params
 from tests.models.decoder.pairs import (
     LIKE_OTHERS,

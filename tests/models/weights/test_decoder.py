@@ -302,7 +302,7 @@ def random_llama(directory, **sizes):
     """A checkpoint in bfloat16, without PyTorch's model in memory."""
     from transformers import LlamaConfig
 
-    from redco_cli.models.families.registry import decoder_config
+    from redco_cli.models.hf_config import decoder_config
     from redco_cli.models.weights.table import tensor_table
 
     config = LlamaConfig(**sizes)

@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from redco_cli.models.decoder.config import Rope
-from redco_cli.models.decoder.positions import yarn_magnitude
 from redco_cli.models.families.shared.settings import Settings, named
 
 _CORRECT = "correct the config"
@@ -125,9 +124,9 @@ def _yarn(settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
     if magnitude is None:
         weights = [scaling.get("mscale"), scaling.get("mscale_all_dim")]
         if all(weights):
-            magnitude = yarn_magnitude(factor, weights[0]) / yarn_magnitude(factor, weights[1])
+            magnitude = _yarn_magnitude(factor, weights[0]) / _yarn_magnitude(factor, weights[1])
         else:
-            magnitude = yarn_magnitude(factor)
+            magnitude = _yarn_magnitude(factor)
     return Rope(
         theta=theta,
         dims=dims,
@@ -139,6 +138,11 @@ def _yarn(settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
         truncate=bool(scaling.get("truncate", True)),
         magnitude=float(magnitude),
     )
+
+
+def _yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """By how much YaRN sharpens attention for sequences that are `factor` times longer."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _longrope(settings: Settings, scaling: Any, theta: float, dims: int) -> Rope:
