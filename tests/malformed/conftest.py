@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -163,14 +163,6 @@ def _make_folder(root: Path) -> Folder:
     folder = Folder(root)
     folder.write(recipe__yaml=RECIPE, plugin__py=PLUGIN)
     return folder
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Away from the user's own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REDCO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-pytestmark = pytest.mark.filterwarnings("ignore:Error (reading|writing) persistent compilation cache")  # full as well
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Error (reading|writing) persistent compilation cache"),  # full as well
+    pytest.mark.usefixtures("failing_disk"),
+]
 WIDE = ("nn.Dense(3)(x)", "nn.Dense(3)(nn.Dense(3000)(x))")
 FULL = "cannot be written: File too large"
 AGAIN = "\n  -> free space or correct the permissions, then run the same command again: it continues"

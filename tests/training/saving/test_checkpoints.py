@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import gc
 import json
 import resource
 import shutil
@@ -34,8 +33,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose run `whole` has checkpoints of steps 8, 9 and 12, of which 8 and 12 were evaluated."""
     directory = tmp_path_factory.mktemp("project")
     write_project(directory)
-    with contextlib.chdir(directory), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REDCO_CACHE", str(directory / "cache"))
+    with contextlib.chdir(directory):
         train("recipe.yaml", ["output_dir=whole"])
     return directory
 
@@ -44,7 +42,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the run, as `run` in the working directory."""
     monkeypatch.chdir(project)
-    monkeypatch.setenv("REDCO_CACHE", str(project / "cache"))
     shutil.copytree("whole", "run")
     yield project / "run"
     shutil.rmtree("run")
@@ -82,7 +79,8 @@ def test_a_damaged_file_is_noticed_before_anything_is_restored(run: Path, capsys
             if name not in HARMLESS:
                 said = " ".join(capsys.readouterr().err.split())
                 assert said.startswith("warning: run/checkpoint-12 is damaged: "), (name, kind)
-                assert name in said
+                if name != MANIFEST_NAME:  # a flipped bit of it may be one of another file's name
+                    assert name in said
                 assert said.endswith("; checkpoint-9 is taken instead")
         (newest / name).write_bytes(content)
     assert start_step(run) == 12
@@ -265,7 +263,7 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine 'async_serialize:RuntimeWarning")
+@pytest.mark.usefixtures("failing_disk")
 @pytest.mark.parametrize("size", [1000, *(pytest.param(size, marks=pytest.mark.slow) for size in (0, 70, 300))])
 def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """The limit hits a directory's first file, a file in its middle, or the manifest at the end."""
@@ -287,7 +285,6 @@ def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pyte
     )
     left = {path.name for path in run.iterdir()}
     assert {name for name in left if "checkpoint" in name} == {"checkpoint-8", "checkpoint-9"}
-    gc.collect()  # the coroutines that were given up complain while this test, and not another, ignores it
     monkeypatch.undo()
     monkeypatch.chdir(run.parent)
     train("recipe.yaml")
@@ -295,7 +292,7 @@ def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:coroutine 'async_serialize:RuntimeWarning")
+@pytest.mark.usefixtures("failing_disk")
 def test_a_full_disk(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real one, where the tests may mount it: the error says so, and with room the run ends as it should."""
     disk = tmp_path / "disk"
@@ -307,7 +304,6 @@ def test_a_full_disk(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     try:
         with pytest.raises(RedcoError, match=r"cannot be written: No space left on device; complete before it: "):
             train("recipe.yaml", [f"output_dir={disk}/run", "checkpoint.keep=20"])
-        gc.collect()
         saved = sorted((disk / "run").glob("*checkpoint*"))
         assert saved
         assert all(path.name.partition("-")[2].isdigit() and find_damage(path) is None for path in saved)
