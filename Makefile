@@ -45,7 +45,7 @@ test: $(VENV)/.dev ## the tests, minutes
 	$(PYTEST) -m 'not slow'
 
 test-all: $(VENV)/.dev ## the tests and the slow matrices
-	$(PYTEST)
+	$(PYTEST) --timeout 900
 
 bench: install ## overhead of the training loop over a bare one
 	$(BIN)/python tests/bench/overhead.py
