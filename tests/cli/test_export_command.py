@@ -77,9 +77,8 @@ def compiled_quickly() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with a recipe, its plugin, and a cache of its own."""
+    """A working directory with a recipe and its plugin."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
     Path("recipe.yaml").write_text(RECIPE)
     Path("plugin.py").write_text(PLUGIN)
     return tmp_path

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,8 @@ from redco_cli.cli import app
 from redco_cli.models.families.registry import descriptions
 from redco_cli.models.presets import preset_names
 from redco_cli.planning.report import report_schema
+from tests.projects import LLAMA
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 64,
-    "vocab_size": 264,
-    "architectures": ["LlamaForCausalLM"],
-}
 YAML = (
     "{model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 8,\n"
     " num_key_value_heads: 8, max_position_embeddings: 64, vocab_size: 264, architectures: [LlamaForCausalLM]}"
@@ -41,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a model `tiny` that has no weights."""
     monkeypatch.chdir(tmp_path)
     Path("tiny").mkdir()
-    Path("tiny/config.json").write_text(json.dumps(CONFIG))
+    Path("tiny/config.json").write_text(json.dumps(LLAMA))
     return tmp_path
 
 
@@ -95,7 +84,7 @@ def check(value: Any, schema: Any, whole: Any, place: str = "report") -> None:
         ("tiny", "tiny"),
         ("tiny/", "tiny/"),
         ("tiny/config.json", "tiny/config.json"),
-        (json.dumps(CONFIG), "llama"),
+        (json.dumps(LLAMA), "llama"),
         (YAML, "llama"),
     ],
     ids=["directory", "slash", "file", "json", "yaml"],
@@ -202,15 +191,16 @@ def test_what_is_wrong_is_refused(code: int, arguments: list[str], text: str) ->
 
 
 def in_a_process(*arguments: str, before: str = "") -> tuple[str, float, int]:
-    """Stdout, seconds and peak KiB of a command in a process of its own, with one device."""
+    """Stdout, CPU seconds and peak KiB of a command in a process of its own, with one device."""
     environ = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    program = f"import resource, sys\n{before}\nfrom redco_cli.cli import main\ntry:\n    main()\nfinally:\n    "
-    program += "print(int(open('/proc/self/status').read().split('VmHWM:')[1].split()[0]), file=sys.stderr)"
-    began = time.perf_counter()
+    program = f"import sys, time\n{before}\nfrom redco_cli.cli import main\ntry:\n    main()\nfinally:\n    "
+    program += "peak = open('/proc/self/status').read().split('VmHWM:')[1].split()[0]\n    "
+    program += "print(peak, time.process_time(), file=sys.stderr)"
     command = [sys.executable, "-c", program, "inspect-sharding", *arguments]
     found = subprocess.run(command, env=environ, text=True, capture_output=True, check=False)
     assert found.returncode == 0, found.stderr
-    return found.stdout, time.perf_counter() - began, int(found.stderr.split()[-1])
+    peak, seconds = found.stderr.split()[-2:]
+    return found.stdout, float(seconds), int(peak)
 
 
 def test_the_list_needs_neither_jax_nor_transformers() -> None:

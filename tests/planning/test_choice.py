@@ -1,6 +1,5 @@
 """What training chooses for the memory of its devices: the run fits by plan, says so, and computes the same."""
 
-import json
 from pathlib import Path
 
 import jax
@@ -15,18 +14,10 @@ from redco_cli.planning.options import Devices, options
 from redco_cli.planning.workload import job_workload
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import train
+from tests.projects import write_answers
 
-RECIPE = """
-model:
-  implementation: decoder
-  config: {model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 8,
-           num_key_value_heads: 8, max_position_embeddings: 64, vocab_size: 264}
-  task: causal_lm
-  tokenizer: byte
-data: {train: {path: json, data_files: train.jsonl}, max_length: 24}
-plugin: {module: instruct}
+SECTIONS = """
 train: {global_batch_size: 16, steps: 3, learning_rate: 3e-3, schedule: constant}
-logging: {every: 1, plot: false}
 output_dir: one
 """
 PLENTY, TIGHT, TINY = 2**30, 700_000, 10_000
@@ -34,11 +25,8 @@ PLENTY, TIGHT, TINY = 2**30, 700_000, 10_000
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [{"prompt": "ab"[: 1 + i % 2], "response": "x" * (20 + i % 7)} for i in range(40)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    write_answers(tmp_path, lambda i: "x" * (20 + i % 7), SECTIONS, evaluated=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture

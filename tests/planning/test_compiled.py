@@ -11,18 +11,8 @@ from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.inspect import inspect
 from redco_cli.planning.options import Devices, options
 from redco_cli.planning.workload import find_workload
+from tests.projects import LLAMA
 
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 64,
-    "vocab_size": 264,
-    "architectures": ["LlamaForCausalLM"],
-}
 BERT = {
     "model_type": "bert",
     "hidden_size": 64,

@@ -9,19 +9,9 @@ from redco_cli.errors import RedcoError
 from redco_cli.planning.inspect import inspect
 from redco_cli.planning.options import Devices, options
 from redco_cli.planning.workload import find_workload
+from tests.projects import LLAMA
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 64,
-    "vocab_size": 264,
-    "architectures": ["LlamaForCausalLM"],
-}
-TINY = json.dumps(CONFIG)
+TINY = json.dumps(LLAMA)
 PARAMETERS = 116_032
 
 

@@ -9,21 +9,10 @@ import pytest
 from redco_cli.errors import DeviceError
 from redco_cli.planning.options import FAST_LINK, SLOW_LINK, Devices, meshes, options
 from redco_cli.planning.workload import Workload, find_workload
+from tests.projects import LLAMA
 
 GiB = 2**30
-TINY = json.dumps(
-    {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 64,
-        "vocab_size": 264,
-        "architectures": ["LlamaForCausalLM"],
-    }
-)
+TINY = json.dumps(LLAMA)
 
 
 @pytest.fixture(scope="module")

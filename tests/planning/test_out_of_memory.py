@@ -100,7 +100,6 @@ def write(directory: Path) -> None:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
 
 
 def told(reported: str = ON_A_GPU, *overrides: str) -> str:

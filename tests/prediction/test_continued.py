@@ -41,7 +41,6 @@ def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     """A copy of it, in the working directory."""
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(trained / "cache"))
     return tmp_path
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import pytest
 
+from redco_cli.errors import RedcoError
+from redco_cli.run import train
+from redco_cli.training.loop import TrainingRun
 from redco_cli.training.records.metrics import read_records
 from redco_cli.training.saving.checkpoint import Checkpoints
 
@@ -86,6 +92,21 @@ def write_project(directory: Path) -> None:
     """Writes `plugin.py` and `recipe.yaml`: 12 steps of 16 out of 20 examples, so that epochs end inside batches."""
     (directory / "plugin.py").write_text(PLUGIN)
     (directory / "recipe.yaml").write_text(RECIPE)
+
+
+def interrupted(step: int, *overrides: str) -> None:
+    """Trains in this process until a signal arrives right after a step; saves and ends."""
+    is_milestone = TrainingRun._is_milestone
+
+    def interrupting(self: TrainingRun, at: int) -> bool:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return at == step or is_milestone(self, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingRun, "_is_milestone", interrupting)
+        with pytest.raises(RedcoError, match=f"stopped by a signal after step {step}; saved"):
+            train("recipe.yaml", overrides)
 
 
 def recorded(run: str) -> list[dict[str, Any]]:

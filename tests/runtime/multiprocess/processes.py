@@ -1,7 +1,9 @@
 """Runs of several processes on this machine, for tests: each is `worker.py` with the plain environment."""
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -10,14 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from redco_cli.run import predict, train
 from redco_cli.training.records.metrics import read_records
-from redco_cli.training.saving.checkpoint import Checkpoints
+from tests.training.tiny import final_state
 
 WORKER = Path(__file__).with_name("worker.py")
 COMPARED = ("loss", "grad_norm", "learning_rate", "weight", "accuracy", "exact", "skipped")
@@ -33,16 +33,13 @@ class Ended:
 
 
 def free_port() -> int:
-    """A port that is free, and the one after it too."""
+    """A port that is free, and the one after it too: below those that the kernel gives to whoever asks for any."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("", port + 1))
-            except (OSError, OverflowError):
-                continue
-            return int(port)
+        port = random.SystemRandom().randrange(10_000, 32_000, 2)  # workers beside this one draw from the same
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("", port))
+            second.bind(("", port + 1))
+            return port
 
 
 def start(
@@ -110,18 +107,6 @@ def same(directory: str, expected: str, *, after: int = -1) -> None:
             assert mine[key][name] == pytest.approx(values[name], rel=1e-5), (key, name)
 
 
-def params_of(directory: str, step: int) -> dict[str, np.ndarray]:
-    """Every array of a checkpoint by its path: parameters, optimizer state, counters."""
-    checkpoints = Checkpoints(Path(directory).resolve(), 99, "min")
-    sharding, handler = jax.sharding.SingleDeviceSharding(jax.devices()[0]), ocp.StandardCheckpointHandler()
-    trees = {name: handler.metadata(checkpoints.path(step) / name).tree for name in ("params", "training")}
-    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), trees)
-    restored = checkpoints._restore(step, **abstract)
-    leaves = jax.tree_util.tree_leaves_with_path({name: restored[name] for name in abstract})
-    checkpoints.close()
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-
-
 def exact(directory: str, expected: str, step: int) -> None:
     """Every record but what a clock measured, and the state after the last step: bit for bit."""
     timed = ("time", "examples_per_second", "tokens_per_second", "input_wait")
@@ -130,7 +115,7 @@ def exact(directory: str, expected: str, step: int) -> None:
     for key, values in theirs.items():
         for name in values.keys() - set(timed):
             assert mine[key][name] == values[name], (key, name)
-    found, wanted = params_of(directory, step), params_of(expected, step)
+    found, wanted = final_state(directory, step), final_state(expected, step)
     assert found.keys() == wanted.keys()
     assert len(wanted) > 8
     for name, value in wanted.items():

@@ -99,7 +99,9 @@ def test_each_process_collates_only_its_share(project: Path, mesh: str, shares: 
         with open(f"share-{os.environ['REDCO_PROCESS_ID']}", "a") as file:
             file.write(f"{[e['id'] for e in examples]}\\n")
 """
-    (project / "plugin.py").write_text(text.replace("examples):\n    pass", f"examples):{noted}"))
+    (project / "plugin.py").write_text(
+        text.replace("def collate_fn(ctx, examples):", f"def collate_fn(ctx, examples):{noted}")
+    )
     run_several(["train", "recipe.yaml", f"mesh={mesh}", "train.steps=5", "eval.predict=false"], 2, 1)
     lines = [(project / f"share-{process}").read_text().splitlines() for process in (0, 1)]
     probe = str(list(range(8)))  # the first examples, by which each process proves the plugin
@@ -217,7 +219,9 @@ def test_a_process_whose_data_fails_ends_the_others_with_its_reason(project: Pat
     if os.environ["REDCO_PROCESS_ID"] == "1" and ctx.stage == "train" and any(e["id"] == 30 for e in examples):
         raise RuntimeError("no such row")
 """
-    (project / "plugin.py").write_text(text.replace("examples):\n    pass", f"examples):{fails}"))
+    (project / "plugin.py").write_text(
+        text.replace("def collate_fn(ctx, examples):", f"def collate_fn(ctx, examples):{fails}")
+    )
     ends: list[Ended] = ended(started(*LONG), 60)
     assert [end.code for end in ends] == [1, 1]
     assert "no such row" in ends[1].err

@@ -37,7 +37,7 @@ def noted(project: Path) -> Path:
     """The tiny project: its loss draws random numbers and counts examples, and a file says what is collated."""
     text = (project / "plugin.py").read_text()
     for old, new in (
-        ("examples):\n    pass", f"examples):{NOTES}"),
+        ("def collate_fn(ctx, examples):", f"def collate_fn(ctx, examples):{NOTES}"),
         ('    logits = ctx.model(params, batch["x"])\n    each', NOISE),
         ('{"accuracy": right.sum()}', f'{{"accuracy": right.sum(), **seen(batch, train, {EXAMPLES})}}'),
         ('        "counted": np', '        "id": np.array([e["id"] for e in examples]),\n        "counted": np'),

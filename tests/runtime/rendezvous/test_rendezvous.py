@@ -170,7 +170,7 @@ process, processes, port = map(int, sys.argv[1:])
 try:
     with stop_at_once(print) as early:
         print("ready", flush=True)
-        meet(Cluster("plain", f"localhost:{port}", processes, process, None), {"jax": "1"}, 60, early)
+        meet(Cluster("REDCO variables", f"localhost:{port}", processes, process, None), {"jax": "1"}, 60, early)
 except RedcoError as error:
     print(error)
     sys.exit(error.exit_code)

@@ -90,7 +90,6 @@ def examples(count: int, seed: int) -> list[dict[str, object]]:
 def overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What puts a stand-in into the place of a recipe's model and data."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
 
     def make(recipe: str) -> list[str]:
         config, template = STAND_INS[recipe]

@@ -1,6 +1,5 @@
 """A real model class on unevenly masked text: devices, micro-batches and compute types against one device."""
 
-import json
 from pathlib import Path
 
 import jax
@@ -12,33 +11,22 @@ from redco_cli.recipe.load import load_recipe
 from redco_cli.run import train
 from redco_cli.runtime.mesh import replicated
 from redco_cli.training.records.metrics import read_records
+from tests.projects import write_answers
 
-RECIPE = """
-model:
-  config: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 1, num_attention_heads: 2,
-           num_key_value_heads: 2, max_position_embeddings: 64, vocab_size: 260}
-  task: causal_lm
-  tokenizer: byte
-data:
-  train: {path: json, data_files: train.jsonl}
-  eval: {path: json, data_files: train.jsonl, split: "train[:11]"}
-  max_length: 48
-plugin: {module: instruct}
+SECTIONS = """
 train: {global_batch_size: 16, steps: 4, learning_rate: 1e-2, schedule: constant}
 eval: {every: 4}
-logging: {every: 1, plot: false}
 mesh: {data: 1}
 output_dir: run
 """
+SMALLEST = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 260}
+SMALLEST |= {"num_attention_heads": 2, "num_key_value_heads": 2}
 
 
 @pytest.fixture(autouse=True)
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [{"prompt": "ab"[: 1 + i % 2], "response": "x" * (1 + i * i % 17)} for i in range(40)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    write_answers(tmp_path, lambda i: "x" * (1 + i * i % 17), SECTIONS, max_length=48, **SMALLEST)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
 
 
 def losses(directory: str) -> list[float]:

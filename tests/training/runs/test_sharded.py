@@ -16,25 +16,14 @@ from redco_cli.errors import RedcoError
 from redco_cli.run import predict, train
 from redco_cli.training.records.metrics import read_records
 from redco_cli.training.state import TrainState
+from tests.projects import write_answers, write_classifier
 
 CUBE = "{data: 2, fsdp: 2, tensor: 2}"
 MESHES = ["{data: 8}", "{fsdp: 8}", "{tensor: 8}", CUBE, "{data: 2, tensor: 4}"]
 LLAMA = """
-model:
-  implementation: decoder
-  config: {model_type: llama, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 8,
-           num_key_value_heads: 8, max_position_embeddings: 64, vocab_size: 264}
-  task: causal_lm
-  tokenizer: byte
-data:
-  train: {path: json, data_files: train.jsonl}
-  eval: {path: json, data_files: train.jsonl, split: "train[:11]"}
-  max_length: 24
-plugin: {module: instruct}
 predict: {generation: {max_new_tokens: 4}}
 train: {global_batch_size: 16, steps: 4, learning_rate: 3e-3, schedule: constant}
 eval: {every: 4}
-logging: {every: 1, plot: false}
 mesh: {data: 1}
 output_dir: one
 """
@@ -66,20 +55,15 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
 @pytest.fixture
 def mlp(project: Path) -> Path:
     """The linear recipe of the neighbours, wide enough that every mesh divides it and Adafactor factors it."""
-    text = (project / "plugin.py").read_text()
-    text = text.replace("nn.Dense(16,", "nn.Dense(256,").replace("size=(n, 5)", "size=(n, 128)")
-    (project / "plugin.py").write_text(text)
+    write_classifier(project, wide=True)
     return project
 
 
 @pytest.fixture
 def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small decoder on made-up prompts."""
-    lines = [{"prompt": "ab"[: 1 + i % 2], "response": "x" * (1 + i * i % 17)} for i in range(40)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "recipe.yaml").write_text(LLAMA)
+    write_answers(tmp_path, lambda i: "x" * (1 + i * i % 17), LLAMA)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
     return tmp_path
 
 
@@ -119,13 +103,16 @@ def whole(tree: Any) -> int:
 
 
 @pytest.mark.usefixtures("mlp")
-@pytest.mark.parametrize("micro", [8, pytest.param(16, marks=pytest.mark.slow)])
-def test_every_mesh_equals_one_device(trained, micro: int) -> None:
+@pytest.mark.parametrize(
+    ("micro", "meshes"),
+    [(8, ["{fsdp: 8}", CUBE]), *(pytest.param(micro, MESHES, marks=pytest.mark.slow) for micro in (8, 16))],
+)
+def test_every_mesh_equals_one_device(trained, micro: int, meshes: list[str]) -> None:
     batch = "train.global_batch_size=16"
     one = trained("one", batch)
     predicted = predict("one", output="one.jsonl").read_text()
     assert one.records["train", 20]["loss"] < 0.5 * one.records["train", 1]["loss"]
-    for number, mesh in enumerate(MESHES):
+    for number, mesh in enumerate(meshes):
         name = f"run-{number}"
         many = trained(name, batch, f"mesh={mesh}", f"train.micro_batch_size={micro}")
         same(many, one)
@@ -270,7 +257,7 @@ def test_predictions_in_shards_are_those_of_one_device() -> None:
         ),
         (
             ["mesh={data: 4, fsdp: 4}"],
-            "recipe.yaml:17: mesh: data 4 x fsdp 4 takes 16 devices, but 8 cpu devices found\n"
+            "recipe.yaml:10: mesh: data 4 x fsdp 4 takes 16 devices, but 8 cpu devices found\n"
             "  -> take mesh: auto, or sizes with a product of 8",
         ),
         (

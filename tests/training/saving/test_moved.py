@@ -1,7 +1,6 @@
 """Runs that continue where the same command would once have met another place: moved, or begun from a path."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.recipe.paths import moved
 from redco_cli.run import train
-from redco_cli.training.loop import TrainingRun
-from tests.training.tiny import assert_same_run, recorded, write_project
+from tests.training.tiny import assert_same_run, interrupted, recorded, write_project
 
 QUICK = "eval.predict=false"
 
@@ -22,23 +20,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "old").mkdir()
     write_project(tmp_path / "old")
     monkeypatch.chdir(tmp_path / "old")
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
     return tmp_path / "old"
-
-
-def interrupted(step: int, *overrides: str) -> None:
-    """Trains in this process until a signal arrives right after a step; saves and ends."""
-    is_milestone = TrainingRun._is_milestone
-
-    def interrupting(self: TrainingRun, at: int) -> bool:
-        if at == step:
-            os.kill(os.getpid(), 15)
-        return at == step or is_milestone(self, at)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "_is_milestone", interrupting)
-        with pytest.raises(RedcoError, match=f"stopped by a signal after step {step}; saved"):
-            train("recipe.yaml", overrides)
 
 
 def refused(*overrides: str) -> str:

@@ -23,8 +23,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a run `source`, which has checkpoints of steps 3, 4 and 6."""
     directory = tmp_path_factory.mktemp("project")
     write_project(directory)
-    with contextlib.chdir(directory), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REDCO_CACHE", str(directory / "cache"))
+    with contextlib.chdir(directory):
         train("recipe.yaml", ["output_dir=source", "train.steps=6"])
     return directory
 
@@ -34,7 +33,6 @@ def project(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     """A copy of it, as the working directory."""
     shutil.copytree(source, tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
-    monkeypatch.setenv("REDCO_CACHE", str(source / "cache"))
     return tmp_path / "project"
 
 

@@ -7,18 +7,9 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.run import train
 from redco_cli.training.saving.checkpoint import Checkpoints
-from tests.training.tiny import assert_same_run, final_state, recorded, write_project
+from tests.training.tiny import assert_same_run, final_state, recorded
 
 METRIC = 'return {"exact":'
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The tiny recipe, in the working directory."""
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
-    return tmp_path
 
 
 def break_after_one_evaluation(project: Path) -> str:

@@ -1,9 +1,7 @@
 """Runs that are killed, interrupted, or moved to other devices, against the uninterrupted run."""
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -17,43 +15,17 @@ import numpy as np
 import optax
 import pytest
 
-from redco_cli.errors import RedcoError
 from redco_cli.plugin.contract import Loss
 from redco_cli.run import train
-from redco_cli.training.loop import TrainingRun
 from redco_cli.training.records.metrics import read_records
 from redco_cli.training.state import new_state
 from redco_cli.training.step import make_train_step
-from tests.training.tiny import EXAMPLES, assert_same_run, damages, files, put, recorded, times_seen, write_project
+from tests.training.tiny import EXAMPLES, assert_same_run, damages, files, interrupted, put, recorded, times_seen
 
 STREAM = ["plugin.options.stream=true", "data.shuffle_buffer=7"]
 CUBE = "{data: 2, fsdp: 2, tensor: 2}"
 QUICK = "eval.predict=false"
 TRAIN = "import sys; from redco_cli.run import train; train('recipe.yaml', sys.argv[1:])"
-
-
-@pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The tiny recipe, in the working directory."""
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("REDCO_CACHE", str(tmp_path / "cache"))
-    return tmp_path
-
-
-def interrupted(step: int, *overrides: str) -> None:
-    """Trains in this process until a signal arrives right after a step; saves and ends."""
-    is_milestone = TrainingRun._is_milestone
-
-    def interrupting(self: TrainingRun, at: int) -> bool:
-        if at == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return at == step or is_milestone(self, at)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "_is_milestone", interrupting)
-        with pytest.raises(RedcoError, match=f"stopped by a signal after step {step}; saved"):
-            train("recipe.yaml", overrides)
 
 
 def kill_when(phase: str, dice: random.Random, *overrides: str) -> None:
