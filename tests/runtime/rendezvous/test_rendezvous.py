@@ -59,6 +59,27 @@ def links():
         link.close()
 
 
+@pytest.fixture
+def knock():
+    """A connection to process 0, which may still be about to listen, in place of a process; ends with the test."""
+    opened = []
+
+    def connect(port):
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                opened.append(wire.Wire(socket.create_connection(("localhost", port + 1))))
+            except ConnectionRefusedError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            else:
+                return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
 @pytest.mark.parametrize("late", [{}, {0: 1.0}, {2: 1.0}])
 def test_processes_meet_in_any_order(late):
     port = free_port()
@@ -147,12 +168,12 @@ def test_a_stranger_at_the_port_is_no_process():
     assert f"what listens at localhost:{port + 1} closed the connection, or is not redco" in found[0]
 
 
-def test_a_stranger_that_calls_does_not_disturb():
+def test_a_stranger_that_calls_does_not_disturb(knock):
     port = free_port()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, EarlyStop())
+        knock(port).close()  # it listens
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b""):
-            time.sleep(0.2)
             with socket.create_connection(("localhost", port + 1)) as stranger:
                 stranger.sendall(words)
         second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, EarlyStop())
@@ -170,6 +191,7 @@ process, processes, port = map(int, sys.argv[1:])
 try:
     with stop_at_once(print) as early:
         print("ready", flush=True)
+        sys.stdin.readline()
         meet(Cluster("REDCO variables", f"localhost:{port}", processes, process, None), {"jax": "1"}, 60, early)
 except RedcoError as error:
     print(error)
@@ -184,36 +206,40 @@ def test_a_process_that_is_asked_to_stop_before_all_have_met_ends_all(stopped):
 
     def begin(process):
         command = [sys.executable, "-c", MEETS, str(process), "4", str(port)]
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert child.stdout.readline() == "ready\n"
-        return child
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    children = [begin(2)]
-    if stopped == 2:  # process 0, which knows the others, is not there yet
-        time.sleep(0.3)
-        children[0].terminate()
-    children += [begin(0), begin(1)]
-    time.sleep(0.5)
-    if stopped != 2:
-        children[1 + stopped].terminate()
+    def come(*processes):
+        for process in processes:
+            children[process].stdin.write("\n")
+            children[process].stdin.flush()
         time.sleep(0.5)
-    children.append(begin(3))
+
+    children = [begin(process) for process in range(4)]
+    for child in children:  # so that none comes too late because it was long in starting
+        assert child.stdout.readline() == "ready\n"
+    come(2)
+    if stopped == 2:  # process 0, which knows the others, is not there yet
+        children[2].terminate()
+    come(0, 1)
+    if stopped != 2:
+        children[stopped].terminate()
+        time.sleep(0.5)
+    come(3)
     ends = ended(children, 60)
     assert [end.code for end in ends] == [75] * 4, ends
-    for process, end in zip((2, 0, 1, 3), ends, strict=True):
+    for process, end in enumerate(ends):
         assert end.out.endswith("\n  -> run the same command to continue\n")
         ended_early = f"process {stopped} ({socket.gethostname()}, process id "
         by_itself = "SIGTERM: stopped by a signal; nothing was to be saved"
         assert ended_early in end.out or (process == stopped and end.out.startswith(by_itself))
 
 
-def test_what_ends_the_meeting_is_told_to_those_who_come_when_who_said_it_is_gone(monkeypatch):
+def test_what_ends_the_meeting_is_told_to_those_who_come_when_who_said_it_is_gone(knock, monkeypatch):
     monkeypatch.setattr(server, "_LINGER", 1.0)
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meeting, [cluster(0, 3, port)], 30)
-        time.sleep(0.3)
-        leaving = wire.Wire(socket.create_connection(("localhost", port + 1)))
+        leaving = knock(port)
         leaving.send(op="hello", process=1, processes=3, at="far", seconds=20, facts=FACTS)
         leaving.send(op="leave", peaceful=False, code=130, reason="SIGINT")
         time.sleep(0.2)
@@ -225,17 +251,16 @@ def test_what_ends_the_meeting_is_told_to_those_who_come_when_who_said_it_is_gon
     )
 
 
-def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody():
+def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody(knock):
     port = free_port()
     early = []
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, EarlyStop())
-        time.sleep(0.3)
-        late = wire.Wire(socket.create_connection(("localhost", port + 1)))  # let in, but says nothing yet
+        late = knock(port)  # let in, but says nothing yet
         second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, EarlyStop())
         early += [first.result(), second.result()]
     late.send(op="hello", process=1, processes=2, at="far", seconds=5, facts=FACTS)
-    refused = late.receive(5)
+    refused = late.receive(20)
     late.close()
     assert refused["problem"] == "the run has begun, or given up, without this process"
     assert ends_of(early, 1) == []
@@ -260,17 +285,16 @@ def ends_of(links, seconds):
 
 
 @pytest.mark.usefixtures("quick_beats")
-def test_a_process_that_is_frozen_is_taken_for_dead():
+def test_a_process_that_is_frozen_is_taken_for_dead(knock):
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meet, cluster(0, 2, port), FACTS, 1, EarlyStop())
-        time.sleep(0.3)
-        frozen = wire.Wire(socket.create_connection(("localhost", port + 1)))
-        frozen.send(op="hello", process=1, processes=2, at="far", seconds=1, facts=FACTS)
-        (end,) = ends_of([first.result()], 5)
-    assert frozen.receive(1) == {"op": "go"}
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 2, EarlyStop())
+        frozen = knock(port)
+        frozen.send(op="hello", process=1, processes=2, at="far", seconds=2, facts=FACTS)
+        (end,) = ends_of([first.result()], 20)
+    assert frozen.receive(20) == {"op": "go"}
     frozen.close()
-    assert end.reason == "process 1 (far) has not been heard of for 1 s: it is stopped or frozen, or its machine is"
+    assert end.reason == "process 1 (far) has not been heard of for 2 s: it is stopped or frozen, or its machine is"
     assert end.exit_code == 1
 
 
@@ -278,13 +302,13 @@ def test_a_process_that_is_frozen_is_taken_for_dead():
 def test_process_0_that_is_frozen_is_taken_for_dead():
     with socket.create_server(("localhost", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1] - 1
-        other = pool.submit(meet, cluster(1, 2, port), FACTS, 1, EarlyStop())
+        other = pool.submit(meet, cluster(1, 2, port), FACTS, 2, EarlyStop())
         frozen = wire.Wire(listener.accept()[0])
-        assert frozen.receive(1)["op"] == "hello"
+        assert frozen.receive(20)["op"] == "hello"
         frozen.send(op="go")
-        (end,) = ends_of([other.result()], 5)
+        (end,) = ends_of([other.result()], 20)
         frozen.close()
-    assert end.reason == "process 0 has not been heard of for 1 s: it is stopped or frozen, or its machine is"
+    assert end.reason == "process 0 has not been heard of for 2 s: it is stopped or frozen, or its machine is"
 
 
 @pytest.mark.usefixtures("quick_beats")

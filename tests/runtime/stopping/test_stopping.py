@@ -158,11 +158,13 @@ hearing = {
 }[sys.argv[1]]
 with hearing() as request:
     for number in (signal.SIGTERM, signal.SIGUSR1):
+        born, bear = os.pipe()
         child = os.fork()
         if not child:
+            os.write(bear, b".")
             time.sleep(20)
             os._exit(0)
-        time.sleep(0.2)
+        os.read(born, 1)
         os.kill(child, number)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number
     time.sleep(0.3)
