@@ -13,7 +13,17 @@ from typing import Any
 import jax
 
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, encode, generate, pad, padding_id, tokenizer_of
+from redco_cli.plugin.parts import (
+    column,
+    cut,
+    decode,
+    encode,
+    generate,
+    note_without_loss,
+    pad,
+    padding_id,
+    tokenizer_of,
+)
 
 
 @dataclass(frozen=True)
@@ -34,13 +44,14 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
     if ctx.stage == "predict":
         is_prompt = all(ctx.options.prompt in example for example in examples)
-        texts = column(examples, ctx.options.prompt if is_prompt else ctx.options.text)
-        prompts = [list(ids)[-length:] for ids in tokenizer(texts)["input_ids"]]  # what is cut off is the beginning
+        texts = column(examples, ctx.options.prompt if is_prompt else ctx.options.text, str)
+        prompts = cut(tokenizer(texts)["input_ids"], length, keep="end")
         input_ids, attention_mask = pad(prompts, length, padding_id(tokenizer), side="left")
         return {"input_ids": input_ids, "attention_mask": attention_mask}
-    rows = [ids[:length] for ids in encode(tokenizer, column(examples, ctx.options.text))]
+    rows = cut(encode(tokenizer, column(examples, ctx.options.text, str)), length)
     input_ids, attention_mask = pad(rows, length, padding_id(tokenizer))
     labels, _ = pad(rows, length, IGNORED_LABEL)
+    note_without_loss(labels)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 

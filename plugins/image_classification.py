@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_cli.errors import PluginError
+from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.parts import column, token_loss
 
@@ -89,12 +89,63 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     """`pixel_values`: [B, height, width, channels], or as a processor makes them; for training also `labels` [B]."""
     images = column(examples, ctx.options.image)
     if ctx.tokenizer is None:
-        batch = {"pixel_values": np.stack(images)}
+        batch = {"pixel_values": np.stack(arrays(images, ctx.options.image))}
     else:
+        for row, image in enumerate(images):
+            if image is None or isinstance(image, str | int | float):
+                raise not_an_image(image, ctx.options.image, row)
         batch = {"pixel_values": ctx.tokenizer(images=images, return_tensors="np")["pixel_values"]}
     if ctx.stage != "predict":
-        batch["labels"] = np.array(column(examples, ctx.options.label), np.int32)
+        batch["labels"] = class_array(ctx, column(examples, ctx.options.label, int))
     return batch
+
+
+def arrays(images: Sequence[Any], name: str) -> list[np.ndarray[Any, Any]]:
+    """The images of a column as arrays [height, width, channels] of one shape.
+
+    Raises:
+        ExampleError: one of them is no such array.
+    """
+    found: list[np.ndarray[Any, Any]] = []
+    for row, image in enumerate(images):
+        if image is None:
+            raise not_an_image(image, name, row)
+        try:
+            found.append(np.asarray(image, np.float32))
+        except (TypeError, ValueError):
+            raise not_an_image(image, name, row) from None
+        if found[row].ndim != 3 or found[row].shape != found[0].shape:
+            problem = f"the image in the column {name!r} has shape {list(found[row].shape)}"
+            expected = "[height, width, channels]" if found[0].ndim != 3 else f"{list(found[0].shape)}, as others have,"
+            remedy = "give all images one shape, or name a model, whose image processor does"
+            raise ExampleError("collate_fn", f"{problem}, but {expected} is expected", remedy, row)
+    return found
+
+
+def not_an_image(value: Any, name: str, row: int) -> ExampleError:
+    """The refusal of a value that no image can be made of."""
+    found = "is null or missing" if value is None else f"holds {repr(value)[:60]}"
+    problem = f"the column {name!r} {found}, but an image is expected"
+    remedy = (
+        "correct that row or leave it out; a file name becomes an image when the dataset declares that column as one"
+    )
+    return ExampleError("collate_fn", problem, remedy, row)
+
+
+def class_array(ctx: Context, labels: Sequence[int]) -> np.ndarray[Any, Any]:
+    """Numbers of classes [B].
+
+    Raises:
+        ExampleError: one is not among those that the model tells apart.
+    """
+    config = ctx.model.config if ctx.model is not None else None
+    count = ctx.options.classes if config is None else config.num_labels
+    for row, label in enumerate(labels):
+        if not 0 <= label < count:
+            problem = f"the column {ctx.options.label!r} holds {label}, but classes go from 0 to {count - 1}"
+            remedy = f"correct the data, or set {'plugin.options.classes' if config is None else 'model.num_labels'}"
+            raise ExampleError("collate_fn", problem, remedy, row)
+    return np.array(labels, np.int32)
 
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:

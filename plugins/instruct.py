@@ -6,7 +6,7 @@ of its turn. They are found by the template's own `{% generation %}` marks, or e
 with its beginnings.
 
 A conversation longer than `data.max_length` tokens keeps its beginning, in prediction its end. When nothing of an
-answer is left the example carries no loss, and a training batch of such examples only is refused.
+answer is left the example carries no loss; such examples are counted.
 """
 
 from __future__ import annotations
@@ -14,16 +14,31 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal
 
 import jax
 
-from redco_cli.errors import PluginError
+from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, decode, exact_match, generate, pad, padding_id, tokenizer_of
+from redco_cli.plugin.parts import (
+    check_kind,
+    column,
+    cut,
+    decode,
+    exact_match,
+    generate,
+    note_rows,
+    note_without_loss,
+    pad,
+    padding_id,
+    tokenizer_of,
+)
 
 Messages = list[dict[str, str]]
 ASSISTANT = "assistant"
+ROLES = ("system", "developer", "user", ASSISTANT, "tool", "function")
+"""Who may say something."""
 
 
 @dataclass(frozen=True)
@@ -44,28 +59,19 @@ class Options:
 
 
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
-    """`input_ids` and `attention_mask` [B, L]; for training also `labels` [B, L], ids on what the assistant says.
-
-    Raises:
-        PluginError: no example of a training batch has a label left.
-    """
+    """`input_ids` and `attention_mask` [B, L]; for training also `labels` [B, L], ids on what the assistant says."""
     length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
     conversations = [messages_of(ctx.options, example) for example in examples]
     if ctx.stage == "predict":
-        prompts = [tokenize(tokenizer, asked(messages), prompt=True)[-length:] for messages in conversations]
-        input_ids, attention_mask = pad(prompts, length, padding_id(tokenizer), side="left")
+        prompts = [tokenize(tokenizer, asked(messages), prompt=True) for messages in conversations]
+        input_ids, attention_mask = pad(cut(prompts, length, keep="end"), length, padding_id(tokenizer), side="left")
         return {"input_ids": input_ids, "attention_mask": attention_mask}
     rows = [encode_conversation(tokenizer, messages, ctx.options.train_on) for messages in conversations]
-    input_ids, attention_mask = pad([ids[:length] for ids, _ in rows], length, padding_id(tokenizer))
+    input_ids, attention_mask = pad(cut([ids for ids, _ in rows], length), length, padding_id(tokenizer))
     labels, _ = pad([labels[:length] for _, labels in rows], length, IGNORED_LABEL)
-    if ctx.stage == "train" and (labels == IGNORED_LABEL).all():
-        longest = max(len(ids) for ids, _ in rows)
-        raise PluginError(
-            "collate_fn",
-            f"nothing to learn: in a batch of {len(rows)} examples no token of an answer lies within data.max_length "
-            f"{length}; the longest conversation has {longest} tokens",
-            "raise data.max_length, or shorten the prompts; if the answers are empty, correct the data",
-        )
+    empty = [row for row, messages in enumerate(conversations) if not any(map(is_answer, messages))]
+    note_rows("without an answer of the assistant", empty)
+    note_without_loss(labels)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
@@ -95,24 +101,54 @@ def messages_of(options: Options, example: Example) -> Messages:
     """The conversation of an example, up to and with the assistant's last turn if it has one.
 
     Raises:
-        PluginError: the columns are missing, or do not hold a conversation.
+        ExampleError: the columns are missing, or do not hold a conversation.
     """
-    if options.messages not in example:
+    if options.messages not in example or (example[options.messages] is None and options.prompt in example):
         if options.prompt not in example:
             column([example], options.messages)  # says which columns there are
-        messages = [{"role": "user", "content": example[options.prompt]}]
-        answer = example.get(options.response)
-        return messages if answer is None else [*messages, {"role": ASSISTANT, "content": answer}]
-    messages = example[options.messages]
+        check_kind(example[options.prompt], str, f"the column {options.prompt!r}")
+        messages, answer = [{"role": "user", "content": example[options.prompt]}], example.get(options.response)
+        if answer is None:
+            return messages
+        check_kind(answer, str, f"the column {options.response!r}")
+        return [*messages, {"role": ASSISTANT, "content": answer}]
+    messages = checked_messages(example[options.messages], options.messages)
+    turns = [index for index, message in enumerate(messages) if is_answer(message)]
+    return messages[: turns[-1] + 1] if turns else messages
+
+
+def checked_messages(messages: Any, name: str) -> Messages:
+    """What the column of conversations holds, when it is one.
+
+    Raises:
+        ExampleError: it is none, has no messages, or has one with an unknown role or without text.
+    """
     try:
-        turns = [index for index, message in enumerate(messages) if message["content"] and message["role"] == ASSISTANT]
+        pairs = [(message["role"], message["content"]) for message in messages]
     except (TypeError, KeyError):
-        raise PluginError(
+        raise ExampleError(
             "collate_fn",
-            f"{options.messages!r} holds {str(messages)[:80]!r}, which is no conversation",
+            f"{name!r} holds {str(messages)[:80]!r}, which is no conversation",
             'write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
         ) from None
-    return list(messages[: turns[-1] + 1]) if turns else list(messages)
+    if not pairs:
+        raise ExampleError("collate_fn", f"{name!r} holds no messages", "write some, or leave the row out")
+    for number, (role, content) in enumerate(pairs, start=1):
+        where = f"message {number} in the column {name!r}"
+        if role not in ROLES:
+            close = get_close_matches(str(role), ROLES, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            problem = f"{where} has the role {role!r}, but roles are {', '.join(ROLES)}"
+            raise ExampleError("collate_fn", problem, f"{hint}correct the role in the data")
+        calls = content is None and messages[number - 1].get("tool_calls")
+        if not calls and not isinstance(content, list):  # some templates take content in parts
+            check_kind(content, str, f"the content of {where}")
+    return list(messages)
+
+
+def is_answer(message: Mapping[str, Any]) -> bool:
+    """Whether a message is something that the assistant says."""
+    return message["role"] == ASSISTANT and bool(message["content"])
 
 
 def asked(messages: Messages) -> Messages:

@@ -18,6 +18,7 @@ import numpy as np
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.parts import (
     column,
+    cut,
     decode,
     generate,
     held_out,
@@ -57,10 +58,10 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     """Training: `input_ids` [B, L]. Prediction: prompts, padded on the left, with their `attention_mask`."""
     length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
     if ctx.stage == "predict":
-        prompts = [tokenizer.encode(prompt)[-length:] for prompt in column(examples, "prompt")]
+        prompts = cut([tokenizer.encode(prompt) for prompt in column(examples, "prompt", str)], length, keep="end")
         input_ids, attention_mask = pad(prompts, length, tokenizer.pad_token_id, side="left")
         return {"input_ids": input_ids, "attention_mask": attention_mask}
-    return {"input_ids": np.array([tokenizer.encode(text) for text in column(examples, "text")], np.int32)}
+    return {"input_ids": np.array([tokenizer.encode(text) for text in column(examples, "text", str)], np.int32)}
 
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:

@@ -16,6 +16,7 @@ import jax
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
 from redco_cli.plugin.parts import (
     column,
+    cut,
     decode,
     encode,
     exact_match,
@@ -47,13 +48,14 @@ class Options:
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     """`input_ids` and `attention_mask` [B, L] of the sources; for training also `labels` [B, N] of the targets."""
     options, length, tokenizer = ctx.options, ctx.recipe.data.max_length, tokenizer_of(ctx)
-    sources = encode(tokenizer, [options.prefix + source for source in column(examples, options.source)])
-    input_ids, attention_mask = pad([ids[:length] for ids in sources], length, padding_id(tokenizer))
+    sources = encode(tokenizer, [options.prefix + source for source in column(examples, options.source, str)])
+    input_ids, attention_mask = pad(cut(sources, length), length, padding_id(tokenizer))
     if ctx.stage == "predict":
         return {"input_ids": input_ids, "attention_mask": attention_mask}
     target_length = options.max_target_length or length
-    targets = encode(tokenizer, column(examples, options.target), target=True)
-    labels, _ = pad([ids[:target_length] for ids in targets], target_length, IGNORED_LABEL)
+    targets = encode(tokenizer, column(examples, options.target, str), target=True)
+    limit = "max_target_length" if options.max_target_length else "data.max_length"
+    labels, _ = pad(cut(targets, target_length, name=limit), target_length, IGNORED_LABEL)
     return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
 
 
@@ -83,4 +85,4 @@ def output_fn(ctx: Context, outputs: Any) -> Sequence[str]:
 
 def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[str]) -> Mapping[str, float]:
     """How many targets are right to the letter."""
-    return {"exact_match": exact_match(predictions, column(examples, ctx.options.target))}
+    return {"exact_match": exact_match(predictions, column(examples, ctx.options.target, str))}

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_cli.errors import PluginError
+from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
-from redco_cli.plugin.parts import column, token_loss, tokenizer_of
+from redco_cli.plugin.parts import check_kind, column, note_rows, token_loss, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,24 @@ class Options:
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     """What the tokenizer makes of the texts, each [B, L]; for training also `labels` [B], integers or floats."""
     options = ctx.options
-    pairs = [column(examples, options.text_pair)] if options.text_pair else []
-    encoded = tokenizer_of(ctx)(
-        column(examples, options.text),
-        *pairs,
-        truncation=True,
-        padding="max_length",
-        max_length=ctx.recipe.data.max_length,
-        return_tensors="np",
-    )
+    length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
+    names = [options.text, options.text_pair] if options.text_pair else [options.text]
+    texts = [column(examples, name, str) for name in names]
+    encoded = tokenizer(*texts, truncation=True, padding="max_length", max_length=length, return_tensors="np")
+    note_cut(tokenizer, texts, np.asarray(encoded["attention_mask"]), length)
     batch = {name: rows.astype(np.int32) for name, rows in encoded.items()}
     if ctx.stage != "predict":
         batch["labels"] = label_array(ctx, column(examples, options.label))
     return batch
+
+
+def note_cut(tokenizer: Any, texts: Sequence[Sequence[str]], mask: np.ndarray[Any, Any], length: int) -> None:
+    """Counts the rows that the tokenizer has cut, of which it does not tell: some of those that fill their length."""
+    full = np.flatnonzero(mask.all(axis=1)).tolist()
+    if full:
+        whole = tokenizer(*([column[row] for row in full] for column in texts))["input_ids"]
+        beyond = [row for row, ids in zip(full, whole, strict=True) if len(ids) > length]
+        note_rows(f"longer than data.max_length {length}, and cut", beyond)
 
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
@@ -110,18 +115,20 @@ def label_array(ctx: Context, labels: Sequence[Any]) -> np.ndarray[Any, Any]:
     """Labels as the loss takes them: numbers of classes [B], or floats [B].
 
     Raises:
-        PluginError: a label is no class of the model.
+        ExampleError: a label is no class of the model, or no number.
     """
     if is_regression(ctx):
+        for label in labels:
+            check_kind(label, float, f"the column {ctx.options.label!r}")
         return np.array(labels, np.float32)
     names = ctx.model.config.id2label
     numbers = {name: number for number, name in names.items()} | {number: number for number in names}
     for label in labels:
-        if label not in numbers:
+        if not isinstance(label, int | str | np.integer) or label not in numbers:
             known = ", ".join(map(str, names.values()))
-            raise PluginError(
+            raise ExampleError(
                 "collate_fn",
-                f"the label {label!r} is none of the model's classes: {known}",
+                f"the label {label!r} in the column {ctx.options.label!r} is none of the model's classes: {known}",
                 "list every class in model.config.id2label, or correct the data",
             )
     return np.array([numbers[label] for label in labels], np.int32)

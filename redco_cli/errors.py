@@ -70,7 +70,12 @@ class RecipeError(RedcoError):
 
 
 class PluginError(RedcoError):
-    """A plugin is missing, breaks the contract, or raised."""
+    """A plugin is missing, breaks the contract, or raised.
+
+    `row` is which example of a batch it raised on, from 0, where it raised on some of them only.
+    """
+
+    row: int | None = None
 
 
 class ModelError(RedcoError):
@@ -79,6 +84,17 @@ class ModelError(RedcoError):
 
 class DataError(RedcoError):
     """Data is missing, empty, malformed, or does not fit what the recipe says of it."""
+
+
+class ExampleError(DataError):
+    """One example of a batch cannot be used: a plugin and its building blocks say what is wrong, redco says where.
+
+    `row` is which of the examples it is, from 0. Without it redco finds out, by calling `collate_fn` on each alone.
+    """
+
+    def __init__(self, where: str, problem: str, remedy: str = "", row: int | None = None) -> None:
+        super().__init__(where, problem, remedy)
+        self.row = row
 
 
 class DeviceError(RedcoError):

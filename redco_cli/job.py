@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,8 +13,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from redco_cli.console import warn
-from redco_cli.data.batch import check_batch
+from redco_cli.data.collate import collated
 from redco_cli.data.examples import check_examples, is_indexed
+from redco_cli.data.places import place_of
 from redco_cli.data.resumable import ResumableStream, is_resumable
 from redco_cli.data.source import load_source
 from redco_cli.data.stream import is_seekable
@@ -167,7 +169,7 @@ def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
 
 def _probe(job: Job, examples: Any, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
     probed = first_examples(examples, PROBED_EXAMPLES)
-    return check_batch(job.collate(stage)(probed), len(probed), job.collate_place)
+    return collated(job.collate(stage), probed, job.collate_place, functools.partial(place_of, examples))
 
 
 def first_examples(examples: Any, count: int) -> list[Example]:

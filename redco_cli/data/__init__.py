@@ -5,6 +5,7 @@ this process only, for training (endless, shuffled), evaluation (each example on
 
 Start with `loader`: the order of examples, and threads that read batches ahead of the device. `source` opens files,
 saved datasets and the Hugging Face hub through `datasets` (`files`, `reader`, `jsonl` find and read them, and tell what
-is damaged). `batch` says which rows a process collates, `examples` what an example is. `stream` is the order of data
+is damaged; `verbatim` keeps text text, `places` says where an example is from). `collate` makes a batch of examples,
+`batch` says which rows a process collates, `examples` what an example is. `stream` is the order of data
 without a length and how it is resumed; `resumable` opens such data at a bookmark.
 """

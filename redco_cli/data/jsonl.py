@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any, cast
 
 from redco_cli.errors import DataError
@@ -14,7 +14,21 @@ _REMEDY = 'write one JSON object per line, such as {"text": "..."}, in UTF-8'
 _KINDS = {list: "a list", str: "text", bool: "true or false", type(None): "null", int: "a number", float: "a number"}
 
 
-def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+class JsonLines(list[dict[str, Any]]):
+    """The objects of a JSON lines file, which know their lines."""
+
+    def __init__(self, path: str, numbered: Iterable[tuple[int, dict[str, Any]]]) -> None:
+        """Takes pairs of line and object."""
+        pairs = list(numbered)
+        super().__init__(parsed for _, parsed in pairs)
+        self.path, self.lines = path, [number for number, _ in pairs]
+
+    def place(self, index: int) -> str:
+        """File and line of an object."""
+        return f"{self.path}:{self.lines[index]}"
+
+
+def read_jsonl(path: str | os.PathLike[str]) -> JsonLines:
     """The objects of a JSON lines file, one per line that is not blank.
 
     Raises:
@@ -22,12 +36,38 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """
     try:
         with open(path, "rb") as file:
-            objects = [parsed for _, parsed in _parse_lines(file, str(path))]
+            objects = JsonLines(str(path), _parse_lines(file, str(path)))
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror or error}", "check the path") from None
     if not objects:
         raise DataError(str(path), "holds no examples", _REMEDY)
     return objects
+
+
+def line_of(path: str, number: int) -> tuple[int | None, int | None]:
+    """The line, from 1, of an object of a JSON lines file, from 0.
+
+    Args:
+        path: a local file, plain or gzipped.
+        number: of the object.
+
+    Returns:
+        The line, None when the file has fewer; and how many objects it has, None when that is not known because it
+        is no plain file of lines or the line was found before its end.
+    """
+    try:
+        with _open(path) as file:
+            if _is_document(file):
+                return None, None
+            rows = 0
+            for line, raw in enumerate(file, start=1):
+                if raw.strip():
+                    if rows == number:
+                        return line, None
+                    rows += 1
+            return None, rows
+    except (OSError, EOFError):
+        return None, None
 
 
 def find_fault(path: str, name: str) -> str | None:
@@ -40,10 +80,8 @@ def find_fault(path: str, name: str) -> str | None:
     Raises:
         OSError, EOFError: the file cannot be read or decompressed.
     """
-    with cast("IO[bytes]", gzip.open(path) if path.endswith(".gz") else open(path, "rb")) as file:
-        first = file.readline().strip().removeprefix(b"\xef\xbb\xbf")
-        file.seek(0)
-        if first[:1] == b"[" or first == b"{":
+    with _open(path) as file:
+        if _is_document(file):
             return _document_fault(file.read(), name)
         try:
             for _ in _parse_lines(file, name):
@@ -51,6 +89,17 @@ def find_fault(path: str, name: str) -> str | None:
         except DataError as error:
             return f"{error.problems[0].where}: {error.problems[0].problem}"
     return None
+
+
+def _open(path: str) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path) if path.endswith(".gz") else open(path, "rb"))
+
+
+def _is_document(file: IO[bytes]) -> bool:
+    """Whether a file that was just opened is one JSON document, and not lines."""
+    first = file.readline().strip().removeprefix(b"\xef\xbb\xbf")
+    file.seek(0)
+    return first[:1] == b"[" or first == b"{"
 
 
 def _parse_lines(file: IO[bytes], name: str) -> Iterator[tuple[int, dict[str, Any]]]:

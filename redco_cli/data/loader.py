@@ -6,8 +6,7 @@ none is dropped where an epoch ends inside a batch, and the batch of any step is
 the state of the loader is the step. Examples without a length have another order: see `stream`.
 
 Threads only read ahead. Which batch comes next never depends on them. Sequences are read from several threads at once;
-`collate` runs in one at a time, because what it calls need not be thread-safe: a fast tokenizer whose padding or
-truncation changes between two calls is not.
+`collate` runs in one at a time.
 
 A thread pool rather than grain's prefetch reads ahead: that one takes a StopIteration inside a worker for the end of
 the data, and training would end early without a word.
@@ -18,25 +17,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 
-from redco_cli.data.batch import BatchPlan, LocalRows, Slice, check_batch
+from redco_cli.data.batch import BatchPlan, LocalRows, Slice
+from redco_cli.data.collate import Arrays, Collate, collated
 from redco_cli.data.examples import Example, Examples, is_indexed
-from redco_cli.data.stream import ShuffledStream, ShuffleOrder, is_seekable, random_state
+from redco_cli.data.places import Locate, place_of
+from redco_cli.data.stream import ShuffledStream, ShuffleOrder, StreamPosition, is_seekable, random_state
+from redco_cli.row_notes import Notes
 
 T = TypeVar("T")
-Arrays = dict[str, np.ndarray]
-Collate = Callable[[list[Example]], Mapping[str, Any]]
-"""Examples to a batch: the plugin's `collate_fn`, bound to its context."""
+Told = Callable[[Sequence[int], Notes], None]
+"""Takes the positions in the stream of the rows of a batch, and what was noted of these rows. One call at a time."""
 
 _LARGEST_TABLE = 2**20
-_collating = threading.Lock()
 
 
 def order(n: int, *, seed: int, shuffle: bool) -> Callable[[int], int]:
@@ -77,6 +76,7 @@ def train_batches(
     start_step: int = 0,
     stop_step: int | None = None,
     workers: int,
+    told: Told | None = None,
 ) -> Generator[Arrays, None, None]:
     """The batches of steps start_step, start_step + 1, ...; of each, the part of this process.
 
@@ -94,6 +94,7 @@ def train_batches(
         start_step: the first step, in optimizer steps.
         stop_step: the step before which to end; None never ends.
         workers: threads that read ahead.
+        told: takes what is noted of rows, such as which were cut.
 
     Yields:
         Name to array [n_micro, rows of this process, ...].
@@ -101,8 +102,10 @@ def train_batches(
     """
     rows = plan.rows()
 
-    def finish(part: list[Example]) -> Arrays:
-        batch = _collate(collate, part, where)
+    def finish(step: int, part: list[Example], locate: Locate) -> Arrays:
+        first = step * plan.global_batch_size
+        noted = None if told is None else functools.partial(told, [first + row for row in rows])
+        batch = collated(collate, part, where, locate, noted)
         return {key: value.reshape(plan.n_micro, plan.share, *value.shape[1:]) for key, value in batch.items()}
 
     if is_indexed(examples):
@@ -110,19 +113,40 @@ def train_batches(
 
         def read(step: int) -> Arrays:
             first = step * plan.global_batch_size
-            return finish(_fetch(examples, [index(first + row) for row in rows]))
+            indices = [index(first + row) for row in rows]
+            return finish(step, _fetch(examples, indices), lambda row: place_of(examples, indices[row]))
 
         yield from _read_ahead(read, start_step, stop_step, workers)
         return
 
-    reading, first = _opened(examples, plan, seed, shuffle_buffer if shuffle else 0, start_step)
-    stream = iter(reading)
+    buffer = shuffle_buffer if shuffle else 0
+    yield from _streamed_batches(examples, plan, finish, seed, buffer, start_step, stop_step)
+
+
+def _streamed_batches(
+    examples: Iterable[Example],
+    plan: BatchPlan,
+    finish: Callable[[int, list[Example], Locate], Arrays],
+    seed: int,
+    buffer: int,
+    start_step: int,
+    stop_step: int | None,
+) -> Generator[Arrays, None, None]:
+    """The batches of examples without a length, each finished from its step, its examples and their places."""
+    reading, first = _opened(examples, plan, seed, buffer, start_step)
+    stream, rows = iter(reading), plan.rows()
 
     def read_next(step: int) -> Arrays:
-        together = list(itertools.islice(stream, plan.global_batch_size))
+        together: list[tuple[Example, StreamPosition]] = []
+        for example in itertools.islice(stream, plan.global_batch_size):
+            together.append((example, reading.position))
         if is_seekable(examples):
             examples.journal.mark(step + 1, reading.position)
-        return finish([together[row] for row in rows]) if step >= start_step else {}
+        if step < start_step:
+            return {}
+        mine = [together[row] for row in rows]
+        part = [example for example, _ in mine]
+        return finish(step, part, lambda row: place_of(examples, reading.number(mine[row][1])))
 
     # Skipped steps are jobs of their own so that closing does not wait for all of them.
     with contextlib.closing(_read_ahead(read_next, first, stop_step, workers=1)) as batches:
@@ -165,7 +189,7 @@ def eval_batches(
         part = cuts[number]
         size = part.stop - part.start
         indices = [part.start + row for row in (local_rows(size) if part.sharded else range(size))]
-        return part, _collate(collate, _fetch(examples, indices), where)
+        return part, collated(collate, _fetch(examples, indices), where, lambda row: place_of(examples, indices[row]))
 
     return _read_ahead(read, 0, len(cuts), workers)
 
@@ -199,8 +223,9 @@ def predict_batches(
 
     def read(number: int) -> tuple[range, Arrays]:
         first = start + number * batch_size
-        part = _fetch(examples, [min(first + row, n - 1) for row in local_rows(batch_size)])
-        return range(first, min(first + batch_size, n)), _collate(collate, part, where)
+        indices = [min(first + row, n - 1) for row in local_rows(batch_size)]
+        batch = collated(collate, _fetch(examples, indices), where, lambda row: place_of(examples, indices[row]))
+        return range(first, min(first + batch_size, n)), batch
 
     return _read_ahead(read, 0, -(-max(n - start, 0) // batch_size), workers)
 
@@ -209,12 +234,6 @@ def _fetch(examples: Sequence[Example], indices: Sequence[int]) -> list[Example]
     # PyTorch's protocol for reading several at once; `datasets` offers it, at a third of the cost of one by one.
     together = getattr(examples, "__getitems__", None)
     return list(together(list(indices))) if together else [examples[index] for index in indices]
-
-
-def _collate(collate: Collate, examples: list[Example], where: str) -> Arrays:
-    with _collating:
-        batch = collate(examples)
-    return check_batch(batch, len(examples), where)
 
 
 def _read_ahead(make: Callable[[int], T], start: int, stop: int | None, workers: int) -> Generator[T, None, None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import zlib
@@ -14,6 +15,8 @@ from typing import Any, overload
 from redco_cli.data.examples import Example
 from redco_cli.data.files import as_patterns
 from redco_cli.data.jsonl import find_fault
+from redco_cli.data.places import file_place
+from redco_cli.data.verbatim import keep_text
 from redco_cli.errors import DataError
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.load import shown
@@ -28,10 +31,11 @@ _BAD_CONFIGURATION = re.compile("Config name is missing|BuilderConfig .* not fou
 
 
 def library() -> Any:
-    """`datasets`, without progress bars, and without the log of errors that it raises as well."""
+    """`datasets`, without progress bars, dates made of text, and the log of errors that it raises as well."""
     import datasets
 
     datasets.disable_progress_bars()
+    keep_text()
     logger = logging.getLogger("datasets")
     logger.propagate = False  # other libraries give the root logger a handler, which would say it again
     for handler in logger.handlers:
@@ -71,6 +75,19 @@ class Reader:
         except _damage() as error:
             raise self._damaged(error, what) from error
 
+    def example_place(self, number: int, split: str) -> str:
+        """The place of an example: file and line of JSON lines, file and row else, or a row of what has no files.
+
+        Args:
+            number: in its split, from 0.
+            split: its name.
+        """
+        with contextlib.suppress(*_damage()):
+            place = file_place(self.files, self.source.path, number, functools.partial(_count_rows, self.source.path))
+            if place is not None:
+                return place
+        return f"{self.source.path}: row {number + 1} of {split}"
+
     def _unreachable(self, error: ConnectionError) -> DataError:
         if self.files:
             return DataError(self.place("data_files"), str(error), "check the address and the network")
@@ -95,10 +112,17 @@ class Reader:
 
 @dataclass(frozen=True)
 class Rows(Sequence[Example]):
-    """A `datasets.Dataset` as a plain sequence of dicts. Safe to read from several threads."""
+    """A `datasets.Dataset` as a plain sequence of dicts. Safe to read from several threads.
+
+    Attributes:
+        dataset: the rows.
+        reader: of what they are from.
+        slices: splits and the numbers in them that the rows are, in this order.
+    """
 
     dataset: Any
     reader: Reader
+    slices: Sequence[tuple[str, range]] = ()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -122,6 +146,15 @@ class Rows(Sequence[Example]):
         except _damage():
             return [self[index] for index in indices]  # names the one that is damaged
 
+    def place(self, index: int) -> str:
+        """The place of a row, for errors."""
+        number = index
+        for split, part in self.slices:
+            if number < len(part):
+                return self.reader.example_place(part[number], split)
+            number -= len(part)
+        return self.reader.example_place(index, self.reader.source.split)
+
 
 NO_EXAMPLES = "check what the data is made from"
 """The remedy for data that is there, but holds nothing."""
@@ -144,6 +177,15 @@ def _find_damage(form: str, files: Sequence[str], reason: str) -> str | None:
         except _damage() as error:
             return f"{shown(Path(name))} cannot be read as {form}: {_reason(error)}"
     return None
+
+
+def _count_rows(form: str, name: str) -> int:
+    """How many rows one local file has."""
+    if form == "parquet":
+        import pyarrow.parquet
+
+        return int(pyarrow.parquet.read_metadata(name).num_rows)
+    return sum(1 for _ in library().load_dataset(form, data_files=as_patterns([name]), split="train", streaming=True))
 
 
 def _reason(error: BaseException) -> str:

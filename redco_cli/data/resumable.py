@@ -47,6 +47,7 @@ class ResumableStream(Iterable[Example]):
         source: it is copied, never read itself: its state is that of one reader.
         guard: tells what it raises.
         tell: takes a line for the user when its state cannot be trusted.
+        place: from the number of an example, from 0, to where it is from.
         journal: bookmarks of the training data.
         trusted: whether its state leads back to the same examples; None as long as this is not proved.
     """
@@ -54,6 +55,7 @@ class ResumableStream(Iterable[Example]):
     source: Any
     guard: Guard
     tell: Callable[[str], None]
+    place: Callable[[int], str] = "examples[{}]".format
     journal: Journal = field(default_factory=Journal, compare=False)
     trusted: bool | None = None
 

@@ -11,6 +11,7 @@ from redco_cli.data.examples import Examples, check_examples
 from redco_cli.data.files import as_patterns, check_files, find_files, find_path, searched
 from redco_cli.data.reader import FILE_FORMATS, Reader, Rows, library
 from redco_cli.data.resumable import ResumableStream
+from redco_cli.data.verbatim import READ_ALIKE
 from redco_cli.errors import DataError
 from redco_cli.recipe.schema import SourceSection
 
@@ -49,12 +50,18 @@ def load_source(
 
     reader = Reader(source, place, _files(source, directory, place) if source.path in FILE_FORMATS else ())
     splits = _open(reader, streaming, directory)
-    dataset = _streamed_split(splits, reader) if streaming else _split(splits, reader)
-    if source.limit is not None:
-        dataset = dataset.take(source.limit) if streaming else dataset.select(range(min(source.limit, len(dataset))))
     if not streaming:
-        return check_examples(Rows(dataset, reader), where(key))
-    stream = ResumableStream(dataset, lambda: reader.explained("an example cannot be read"), tell)
+        dataset, slices = _split(splits, reader)
+        if source.limit is not None:
+            dataset = dataset.select(range(min(source.limit, len(dataset))))
+        return check_examples(Rows(dataset, reader, slices), where(key))
+    dataset = _streamed_split(splits, reader)
+    stream = ResumableStream(
+        dataset if source.limit is None else dataset.take(source.limit),
+        lambda: reader.explained("an example cannot be read"),
+        tell,
+        lambda number: reader.example_place(number, source.split),
+    )
     return check_examples(stream, where(key))
 
 
@@ -81,6 +88,7 @@ def _open(reader: Reader, streaming: bool, directory: Path) -> Mapping[str, Any]
         opened: Mapping[str, Any] = library().load_dataset(
             str(local or source.path),
             source.name,
+            **(READ_ALIKE if source.path == "json" else {}),
             data_files=as_patterns(reader.files) or _patterns(source) or None,
             revision=source.revision,
             streaming=streaming,
@@ -109,8 +117,8 @@ def _saved_splits(saved: Any, streaming: bool) -> Mapping[str, Any]:
     return {name: rows.to_iterable_dataset() if streaming else rows for name, rows in splits.items()}
 
 
-def _split(splits: Mapping[str, Any], reader: Reader) -> Any:
-    """The rows of a split, of a slice of one, or of a sum of them."""
+def _split(splits: Mapping[str, Any], reader: Reader) -> tuple[Any, list[tuple[str, range]]]:
+    """The rows of a split, of a slice of one, or of a sum of them; and the splits and numbers that these are."""
     spec = reader.source.split
     _check_splits(re.findall(r"(?:^|\+)\s*([^\[+\s]+)", spec), splits, reader)
     try:
@@ -119,8 +127,8 @@ def _split(splits: Mapping[str, Any], reader: Reader) -> Any:
     except (ValueError, AssertionError) as error:
         remedy = "write train, train[:1000], train[10%:] or train+test"
         raise DataError(reader.place("split"), f"{spec} given: {error}", remedy) from None
-    rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
-    return library().concatenate_datasets(rows)
+    slices = [(part.splitname, range(part.from_, part.to)) for part in parts]
+    return library().concatenate_datasets([splits[name].select(part) for name, part in slices]), slices
 
 
 def _streamed_split(splits: Mapping[str, Any], reader: Reader) -> Any:

@@ -181,6 +181,16 @@ class ShuffleOrder:
         numbers: list[int] = np.where(held < 0, np.arange(self.size), held).tolist()
         return numbers
 
+    def number(self, position: StreamPosition) -> int:
+        """The number in the source of the example that came out last before a position."""
+        draw = position.given - 1
+        if not self.size:
+            return draw
+        if position.length is None or draw < position.length - self.size:
+            return self.held(position.epoch, draw)[next(self.places(position.epoch, draw))]
+        draws, left = max(position.length - self.size, 0), min(self.size, position.length)
+        return self.held(position.epoch, draws)[self.rest(position.epoch, left)[draw - draws]]
+
     def _table(self, epoch: int, table: int) -> np.ndarray:
         return _table(self.seed, epoch, table, self.size)
 
@@ -227,6 +237,10 @@ class ShuffledStream:
                 problem = f"the stream holds no examples in epoch {epoch}"
                 raise DataError("data.train", problem, "return an object whose __iter__ starts afresh each time")
             self.position = StreamPosition(epoch + 1)
+
+    def number(self, position: StreamPosition) -> int:
+        """The number in the source of the example that led to a position; worked out, for errors."""
+        return self._order.number(position)
 
     def _plain(self) -> Iterator[Example]:
         """The rest of an epoch in the order of the source."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,13 +12,21 @@ from typing import Any
 import jax
 import numpy as np
 
+from redco_cli.data.collate import collated
+from redco_cli.data.places import Locate, place_of
+from redco_cli.errors import DataError
 from redco_cli.job import Job, first_examples, micro_batch_size
 from redco_cli.plugin.calls import describe
-from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.plugin.contract import IGNORED_LABEL, Stage
+from redco_cli.row_notes import NOTHING_REMEDY, Notes, RowCounts
 from redco_cli.training.state import frozen_paths, partition
 from redco_cli.training.timeline import Timeline
 
 SHOWN_EXAMPLES = 2
+LOOKED_AT, LOOKED_SECONDS, PART = 1000, 5.0, 50
+"""Rows of each split that are collated, in parts, to find what is wrong with them; fewer where they take long."""
+PLACES = 3
+"""Of the rows of a kind, so many are named."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,7 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
             "train": "streamed" if job.train_size is None else job.train_size,
             "eval": 0 if job.eval_examples is None else len(job.eval_examples),
         },
+        **_rows(job),
         "batch": describe({name: np.asarray(leaf) for name, leaf in batch.items()}),
         "steps": timeline.steps,
         "epochs": None if timeline.steps_per_epoch is None else float(timeline.steps / timeline.steps_per_epoch),
@@ -49,6 +60,50 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
         "eval_every": timeline.eval_every,
         "checkpoint_every": timeline.checkpoint_every,
     }
+
+
+def _rows(job: Job) -> dict[str, Any]:
+    """What collating the first rows of each split notes: how many were cut or empty, and where the first are.
+
+    Raises:
+        DataError, PluginError: a row cannot be used, or there is nothing to learn.
+    """
+    found: dict[str, Any] = {}
+    splits: tuple[tuple[Stage, Any], ...] = (("train", job.train_examples), ("eval", job.eval_examples))
+    for split, examples in splits:
+        if examples is None:
+            continue
+        counts, places, is_all = _looked_at(job, split, examples)
+        problem = counts.nothing_to_learn() if split == "train" else ""
+        if problem and (is_all or counts.rows >= LOOKED_AT):
+            raise DataError(job.where("data.train"), problem, NOTHING_REMEDY)
+        noted = {what: {"rows": count, "at": places[what]} for what, count in counts.noted.items()}
+        found[split] = {"looked_at": counts.rows, "all": is_all, **noted}
+    return {"rows": found}
+
+
+def _looked_at(job: Job, split: Stage, examples: Any) -> tuple[RowCounts, dict[str, list[str]], bool]:
+    """The counts of the first rows, the first places of each kind, and whether these were all."""
+    counts, places = RowCounts(), dict[str, list[str]]()
+    collate, began = job.collate(split), time.monotonic()
+    size = len(examples) if hasattr(examples, "__len__") else None
+    chosen = (examples[index] for index in range(size)) if size is not None else iter(examples)
+    while part := list(itertools.islice(chosen, min(PART, LOOKED_AT - counts.rows))):
+        first = counts.rows
+
+        def locate(row: int, first: int = first) -> str:
+            return place_of(examples, first + row)
+
+        def noted(notes: Notes, size: int = len(part), locate: Locate = locate) -> None:
+            counts.add([True] * size, notes)
+            for what, rows in notes.items():
+                known = places.setdefault(what, [])
+                known.extend(locate(row) for row in rows[: PLACES - len(known)])
+
+        collated(collate, part, job.collate_place, locate, noted)
+        if time.monotonic() - began > LOOKED_SECONDS:
+            break
+    return counts, places, counts.rows == size
 
 
 def masked_sequences(job: Job) -> Iterator[MaskedTokens]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from redco_cli.errors import PluginError
+from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
+from redco_cli.row_notes import noting
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
 _OF_STEPS = ("loss", "weight", "grad_norm", "learning_rate", "skipped", "streak")
@@ -31,10 +32,48 @@ def describe(batch: Any) -> str:
 
 
 def call_collate(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> Any:
-    """`collate_fn` on examples; what it returns is unchecked here."""
-    given = f"\n  on {len(examples)} examples, the first with keys {', '.join(map(str, examples[0]))}"
-    with guarded(f"{plugin.file}: collate_fn", "collate_fn", plugin.file, given):
-        return plugin.collate_fn(ctx, examples)
+    """`collate_fn` on examples; what it returns is unchecked here.
+
+    Raises:
+        ExampleError: an example cannot be used; its `row` says which one.
+        PluginError: the function raised; its `row` says on which example, where it raises on some of them only.
+    """
+
+    def call(part: Sequence[Example], given: str) -> Any:
+        with guarded(f"{plugin.file}: collate_fn", "collate_fn", plugin.file, given):
+            return plugin.collate_fn(ctx, part)
+
+    try:
+        return call(examples, f"\n  on {len(examples)} examples, the first with keys {_keys(examples[0])}")
+    except ExampleError as error:
+        if error.row is None:
+            error.row = next((row for row, one in enumerate(_alone(call, examples)) if one is not None), None)
+        raise
+    except PluginError as error:
+        if error.__cause__ is None:  # the plugin's own words, which may be about all of them
+            raise
+        failed = [(row, one) for row, one in enumerate(_alone(call, examples)) if one is not None]
+        if not failed or len(failed) == len(examples):
+            raise
+        row, one = failed[0]
+        one.row = row
+        raise one from error.__cause__
+
+
+def _alone(call: Callable[[Sequence[Example], str], Any], examples: Sequence[Example]) -> Iterator[Any]:
+    """What `collate_fn` raises on each example alone, or None: that tells which of them is at fault."""
+    for row, example in enumerate(examples):
+        try:
+            with noting():
+                call([example], f"\n  on example {row + 1} of {len(examples)}, with keys {_keys(example)}")
+        except (ExampleError, PluginError) as error:
+            yield error
+        else:
+            yield None
+
+
+def _keys(example: Example) -> str:
+    return ", ".join(map(str, example))
 
 
 def call_loss(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, rng: Any, *, train: bool) -> Loss:

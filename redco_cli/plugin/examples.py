@@ -40,6 +40,10 @@ class GuardedSequence(Sequence[Example]):
         with reading(self.file):
             return self.examples[index]
 
+    def place(self, index: int) -> str:
+        """The place of an example, for errors."""
+        return _place(self.file, index)
+
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:
         """Several at once, which some libraries do faster."""
         together = getattr(self.examples, "__getitems__", None)
@@ -57,6 +61,14 @@ class GuardedStream(Iterable[Example]):
     def __iter__(self) -> Iterator[Example]:
         with reading(self.file):
             yield from self.examples
+
+    def place(self, number: int) -> str:
+        """The place of an example, for errors."""
+        return _place(self.file, number)
+
+
+def _place(file: str, number: int) -> str:
+    return f"{file}: load_examples: examples[{number}]"
 
 
 def reading(file: str) -> AbstractContextManager[None]:

@@ -23,26 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_cli.errors import PluginError
-from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
+from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Loss, Params
+from redco_cli.plugin.rows import check_kind as check_kind
+from redco_cli.plugin.rows import column as column
+from redco_cli.plugin.rows import cut as cut
+from redco_cli.plugin.rows import note_without_loss as note_without_loss
 from redco_cli.recipe.shipped import shipped_plugins
+from redco_cli.row_notes import note_rows as note_rows
 
 Ints = NDArray[np.int32]
-
-
-def column(examples: Sequence[Example], name: str) -> list[Any]:
-    """The value of one column in every example.
-
-    Raises:
-        PluginError: an example does not have it.
-    """
-    for example in examples:
-        if name not in example:
-            raise PluginError(
-                "collate_fn",
-                f"an example has no column {name!r}; it has {', '.join(map(repr, sorted(example))) or 'none'}",
-                "name the right column in plugin.options, or rename it in the data",
-            )
-    return [example[name] for example in examples]
 
 
 def pad(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -15,8 +15,10 @@ from jax.sharding import Mesh
 from redco_cli.data.batch import BatchPlan
 from redco_cli.data.loader import train_batches
 from redco_cli.job import Job, micro_batch_size
+from redco_cli.row_notes import Notes
 from redco_cli.runtime.mesh import batch_sharding, counted_rows, local_rows, put
 from redco_cli.runtime.peers.agreement import sum_over_processes
+from redco_cli.training.records.census import RowCensus
 from redco_cli.training.records.metrics import Meter
 
 READ_AHEAD = 2
@@ -26,7 +28,7 @@ DeviceBatch = tuple[dict[str, jax.Array], tuple[int, int | None]]
 
 
 def device_batches(
-    job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: int
+    job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: int, census: RowCensus | None = None
 ) -> Generator[DeviceBatch, None, None]:
     """The global batches of `steps`, split over the data axis.
 
@@ -35,11 +37,19 @@ def device_batches(
         examples: a sequence, or an iterable of unknown length.
         steps: which batches of the endless, shuffled stream of `examples`.
         seed: of the order.
+        census: takes what is noted of rows, where these are counted.
     """
     recipe = job.recipe
     micro = micro_batch_size(recipe)
     plan = BatchPlan(recipe.train.global_batch_size, micro, functools.partial(local_rows, mesh))
     counted = np.array(counted_rows(mesh, micro))
+    own_rows = np.tile(counted, plan.n_micro).tolist()
+
+    def told(positions: Sequence[int], notes: Notes) -> None:
+        if census is not None:
+            pairs = zip(own_rows, positions, strict=True)
+            census.add([own and position < census.stop for own, position in pairs], notes)
+
     host = train_batches(
         examples,
         job.collate("train"),
@@ -51,7 +61,9 @@ def device_batches(
         start_step=steps.start,
         stop_step=steps.stop,
         workers=recipe.data.workers,
+        told=told,
     )
+    step = steps.start
     ahead: deque[DeviceBatch] = deque()
     with closing(host):
         while True:
@@ -61,6 +73,9 @@ def device_batches(
                 if batch is None:
                     break
                 tokens = sum_over_processes("train batch", batch, 2, job.collate_place, _tokens(batch, counted))
+                step += 1
+                if census is not None and step * plan.global_batch_size >= census.stop:
+                    census.finish()
                 ahead.append((put(batch, batch_sharding(mesh, dim=1)), (plan.global_batch_size, tokens)))
             if not ahead:
                 return

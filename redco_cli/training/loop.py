@@ -26,8 +26,9 @@ from redco_cli.runtime.program import Program
 from redco_cli.runtime.stopping.signals import Stopped, StopRequest
 from redco_cli.training.evaluate import check_has, evaluate
 from redco_cli.training.input_pipeline import DeviceBatch, device_batches
-from redco_cli.training.nonfinite import handle_skipped_step
+from redco_cli.training.nonfinite import handle_skipped_step, refuse_to_learn_nothing
 from redco_cli.training.optimizer import Schedule
+from redco_cli.training.records.census import open_census
 from redco_cli.training.records.metrics import Meter, Recorder
 from redco_cli.training.saving.checkpoint import Checkpoints, Meta
 from redco_cli.training.saving.ranking import Best, finite, improves
@@ -86,6 +87,7 @@ class TrainingRun:
         self._state = state
         self._step = step
         self._meter = Meter()
+        self._census = open_census(setup.job, setup.timeline.steps, step)
         self._replaced = False
         self._best = best
         self._pending_eval = step if put_off else None  # the step whose evaluation is still to be done
@@ -118,7 +120,6 @@ class TrainingRun:
     def params(self, params: Params) -> None:
         frozen = frozenset(paths(self._state.frozen))
         trainable, rest = partition(params, frozen)
-
         old = self._state
         places = jax.tree.map(put_like, trainable, old.trainable), jax.tree.map(put_like, rest, old.frozen)
         self._state = replace(old, trainable=places[0], frozen=places[1])
@@ -204,7 +205,8 @@ class TrainingRun:
         job, mesh = self._setup.job, self._setup.placement.mesh
         if examples is None:
             stop = self._setup.timeline.steps if steps is None else min(self._setup.timeline.steps, self._step + steps)
-            return device_batches(job, mesh, self._meter, job.train_examples, range(self._step, stop), job.recipe.seed)
+            data, steps_left = job.train_examples, range(self._step, stop)
+            return device_batches(job, mesh, self._meter, data, steps_left, job.recipe.seed, self._census)
         count = -(-len(examples) // job.recipe.train.global_batch_size) if steps is None else steps
         seed = int(np.random.SeedSequence((job.recipe.seed, self._step)).generate_state(1)[0])
         return device_batches(job, mesh, self._meter, examples, range(count), seed)
@@ -266,8 +268,8 @@ class TrainingRun:
             if math.isfinite(metrics[name]):
                 sums[name].append(metrics[name])
         if streak:
-            train = self._setup.job.recipe.train
-            handle_skipped_step(step, streak, weight, train.max_nonfinite_steps, self._setup.checkpoints)
+            handle_skipped_step(self._setup.job, step, streak, weight, self._setup.checkpoints, self._census)
+            refuse_to_learn_nothing(self._setup.job, step, skipped, weight, self._census)
         timeline = self._setup.timeline
         if step % timeline.log_every and step != timeline.steps:
             return

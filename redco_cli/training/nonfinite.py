@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from redco_cli.console import warn
 from redco_cli.errors import TrainingError
+from redco_cli.job import Job
+from redco_cli.row_notes import NOTHING_REMEDY
 from redco_cli.runtime.peers.multihost import is_main_process
+from redco_cli.training.records.census import RowCensus
 from redco_cli.training.saving.checkpoint import Checkpoints
 
 _NO_WEIGHT = "no position of the batch carries loss", "look at what collate_fn masks and loss_fn counts"
@@ -14,29 +17,56 @@ _NOT_FINITE = (
 )
 
 
-def handle_skipped_step(step: int, streak: int, weight: float, limit: int, checkpoints: Checkpoints) -> None:
+def handle_skipped_step(
+    job: Job, step: int, streak: int, weight: float, checkpoints: Checkpoints, census: RowCensus
+) -> None:
     """Warns of a skipped step, once for all processes.
 
     Args:
+        job: its recipe says how many in a row end the run.
         step: the optimizer step.
         streak: how many were skipped in a row, this one included.
         weight: what its loss was divided by.
-        limit: how many in a row end the run.
         checkpoints: of which the last is named.
+        census: of the rows read, of which is told what was noted where no position carries loss.
 
     Raises:
         TrainingError: they are too many.
     """
     reason, remedy = _NO_WEIGHT if weight == 0 else _NOT_FINITE
-    if streak < limit:
+    if streak < job.recipe.train.max_nonfinite_steps:
         if is_main_process():
             warn(f"step {step}: {reason}; the update is skipped ({streak} in a row)")
         return
     checkpoints.wait()
     steps = checkpoints.steps()
     good = f"last checkpoint: {checkpoints.path(steps[-1])}" if steps else "no checkpoint was due yet"
+    noted = census.so_far().line() if weight == 0 else ""
     raise TrainingError(
         f"step {step}",
-        f"{reason}, {streak} steps in a row; the parameters are those of step {step - streak}; {good}",
+        f"{reason}, {streak} steps in a row; the parameters are those of step {step - streak}; {good}"
+        f"{'; ' if noted else ''}{noted}",
         remedy,
     )
+
+
+def refuse_to_learn_nothing(job: Job, step: int, skipped: int, weight: float, census: RowCensus) -> None:
+    """Ends a run of which no row has carried loss, once it has read all of them.
+
+    A single batch without weight is allowed; so nothing is refused before.
+
+    Args:
+        job: for the place of its data.
+        step: the optimizer step.
+        skipped: how many steps of the run were skipped.
+        weight: what the loss of this one was divided by.
+        census: of the rows read.
+
+    Raises:
+        TrainingError: there is nothing to learn.
+    """
+    if weight or skipped < step or step * job.recipe.train.global_batch_size < census.stop:
+        return
+    counts = census.so_far()
+    problem = counts.nothing_to_learn() or f"nothing to learn: no step of {step} has a position that carries loss"
+    raise TrainingError(job.where("data.train"), problem, NOTHING_REMEDY)

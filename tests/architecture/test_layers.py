@@ -14,7 +14,7 @@ ROWS = [
     {"plugin", "data", "runtime", "console"},
     {"recipe"},
     {"sharding"},
-    {"errors", "version"},
+    {"errors", "version", "row_notes"},
 ]
 """From top to bottom. A module may import its own package, and whatever is in a row further down."""
 

@@ -1,6 +1,6 @@
 import pytest
 
-from redco_cli.data.jsonl import read_jsonl
+from redco_cli.data.jsonl import line_of, read_jsonl
 from redco_cli.errors import DataError
 
 REMEDY = 'write one JSON object per line, such as {"text": "..."}, in UTF-8'
@@ -57,3 +57,14 @@ def test_a_missing_file_and_a_directory_are_refused(tmp_path):
     with pytest.raises(DataError) as error:
         read_jsonl(tmp_path)
     assert str(error.value) == f"{tmp_path}: cannot be read: Is a directory\n  -> check the path"
+
+
+def test_objects_know_their_lines(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('\n{"a": 1}\n\n \n{"a": 2}\n')
+    objects = read_jsonl(path)
+    assert [objects.place(index) for index in range(2)] == [f"{path}:2", f"{path}:5"]
+    assert [line_of(str(path), number) for number in range(3)] == [(2, None), (5, None), (None, 2)]
+    path.write_text('[{"a": 1}]')
+    assert line_of(str(path), 0) == (None, None)
+    assert line_of(str(tmp_path / "gone.jsonl"), 0) == (None, None)

@@ -61,6 +61,62 @@ def write_lines(path, examples=WRITTEN):
     return path
 
 
+# Places.
+
+
+@pytest.mark.parametrize(
+    ("form", "path", "expected"),
+    [
+        ("jsonl", "json", ["a:19", "a:20", "b:1"]),
+        ("json", "json", ["a: row 19", "a: row 20", "b: row 1"]),
+        ("csv", "csv", ["a: row 19", "a: row 20", "b: row 1"]),
+        ("parquet", "parquet", ["a: row 19", "a: row 20", "b: row 1"]),
+        ("txt", "text", ["a: row 19", "a: row 20", "b: row 1"]),
+    ],
+)
+def test_an_example_has_its_place(folder, form, path, expected):
+    _write(folder, "text" if form == "txt" else form)
+    written = (folder / f"data.{form}").read_bytes()
+    for name in "ab":
+        (folder / f"{name}.{form}").write_bytes(written)
+    rows = load(folder, path=path, data_files=["a.*", "b.*"], split="train[18:30]", limit=3)
+    named = [f"{folder}/{place[0]}.{form}{place[1:]}" for place in expected]
+    assert [rows.place(index) for index in range(3)] == named
+    stream = load(folder, path=path, data_files=["a.*", "b.*"], streaming=True)
+    assert [stream.place(number) for number in (18, 19, 20)] == named
+
+
+def test_an_example_of_a_saved_dataset_has_its_row(folder):
+    datasets.Dataset.from_list(WRITTEN).save_to_disk(folder / "saved")
+    assert load(folder, path="saved", split="train[:5]+train[10:]").place(5) == "saved: row 11 of train"
+
+
+# Text stays text.
+
+DATED = [{"day": "1999-03-03", "at": {"times": ["12:30:00", "2000-01-01T01:02:03Z"]}, "n": n} for n in range(3)]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_text_that_looks_like_a_date_stays_text(folder, streaming):
+    write_lines(folder / "a.jsonl", DATED)
+    write_lines(folder / "b.jsonl", [{**row, "day": "a day"} for row in DATED])
+    (folder / "c.json").write_text(json.dumps(DATED, indent=1))
+    for files in (["a.jsonl", "b.jsonl"], ["b.jsonl", "a.jsonl"], ["c.json"]):
+        rows = list(load(folder, path="json", data_files=files, streaming=streaming))
+        assert [row["day"] for row in rows] == [
+            "a day" if name == "b.jsonl" else "1999-03-03" for name in files for _ in range(3)
+        ]
+        assert all(row["at"] == DATED[0]["at"] for row in rows)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_text_among_other_things_stays_text(folder, streaming):
+    mixed = ["1", 3, None, "[1]", {"a": "2", "é": "ü\u2028"}, "true", "1999-03-03"]
+    write_lines(folder / "a.jsonl", [{"x": value} for value in mixed])
+    rows = load(folder, path="json", data_files="a.jsonl", streaming=streaming)
+    assert [row["x"] for row in rows] == mixed
+
+
 # Formats.
 
 

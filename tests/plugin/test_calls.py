@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from redco_cli.errors import PluginError
+from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.calls import call_collate, call_loss, call_metric, call_output, call_predict, describe, prove
 from redco_cli.plugin.contract import Context
 
@@ -213,7 +213,24 @@ class TestCollate:
         loaded = plugin(collate="return [example['label'] for example in examples]")
         text = said(lambda: call_collate(loaded, CTX, examples))
         assert text.startswith("p.py:5: ")
-        assert text.endswith(f": 'label'\n  on 2 examples, the first with keys text, label{FIX}")
+        assert text.endswith(f": 'label'\n  on example 2 of 2, with keys text{FIX}")
+
+    def test_what_it_raises_on_every_example_blames_none(self, plugin):
+        loaded = plugin(collate="return [example['label'] for example in examples]")
+        text = said(lambda: call_collate(loaded, CTX, [{"text": "a", "id": 1}, {"text": "b"}]))
+        assert text.endswith(f": 'label'\n  on 2 examples, the first with keys text, id{FIX}")
+
+    def test_an_example_that_is_refused_is_found(self, plugin):
+        raising = "from redco_cli.plugin.parts import column; return column(examples, 'text', str)"
+        with pytest.raises(ExampleError) as refused:
+            call_collate(plugin(collate=raising), CTX, [{"text": "a"}, {"text": "b"}, {"text": 3}, {"text": 4}])
+        assert refused.value.row == 2
+
+    def test_a_row_that_the_plugin_names_is_taken(self, plugin):
+        raising = "from redco_cli.errors import ExampleError; raise ExampleError('', 'is odd', 'mend it', row=1)"
+        with pytest.raises(ExampleError) as refused:
+            call_collate(plugin(collate=raising), CTX, [{"text": "a"}, {"text": "b"}])
+        assert refused.value.row == 1
 
     def test_the_line_is_the_plugins_own_even_when_a_library_raised(self, plugin):
         text = said(lambda: call_collate(plugin(collate="return jnp.zeros('x')"), CTX, [{"a": 1}]))

@@ -9,9 +9,10 @@ import pytest
 import sklearn.metrics
 import torch
 
-from redco_cli.errors import PluginError
+from redco_cli.errors import ExampleError, PluginError
 from redco_cli.models.config.byte_tokenizer import PAD, SEP
 from redco_cli.plugin.parts import builtin
+from redco_cli.row_notes import noting
 
 text, image = builtin("text_classification"), builtin("image_classification")
 CLASSES = {"id2label": {0: "no", 1: "yes"}, "num_labels": 2, "problem_type": None}
@@ -70,15 +71,29 @@ def test_classification_metrics_agree_with_scikit_learn():
     }
 
 
-def test_an_unknown_class_is_refused(context, logits_model):
-    with pytest.raises(PluginError) as caught:
-        text.collate_fn(
-            context("text_classification", model=logits_model(**CLASSES)), [{"text": "a", "label": "maybe"}]
-        )
+@pytest.mark.parametrize("label", ["maybe", None, 2, [1]])
+def test_an_unknown_class_is_refused(context, logits_model, label):
+    with pytest.raises(ExampleError) as caught:
+        text.collate_fn(context("text_classification", model=logits_model(**CLASSES)), [{"text": "a", "label": label}])
     assert str(caught.value) == (
-        "collate_fn: the label 'maybe' is none of the model's classes: no, yes\n"
+        f"collate_fn: the label {label!r} in the column 'label' is none of the model's classes: no, yes\n"
         "  -> list every class in model.config.id2label, or correct the data"
     )
+
+
+def test_a_number_to_tell_is_a_number(context, logits_model):
+    with pytest.raises(
+        ExampleError, match=r"^collate_fn: the column 'label' holds 'big', text, but a number is expected"
+    ):
+        text.collate_fn(context("text_classification", model=logits_model(**NUMBER)), [{"text": "a", "label": "big"}])
+
+
+def test_texts_that_the_tokenizer_cuts_are_counted(context, logits_model):
+    ctx = context("text_classification", max_length=4, model=logits_model(**CLASSES), text_pair="also")
+    rows = [("a", "b"), ("ab", "c"), ("ab", "cd"), ("", "a")]
+    with noting() as notes:
+        text.collate_fn(ctx, [{"text": one, "also": two, "label": 0} for one, two in rows])
+    assert notes == {"longer than data.max_length 4, and cut": [2], "with an empty 'text'": [3]}
 
 
 def test_several_labels_per_text_are_refused(context, logits_model):
@@ -155,7 +170,7 @@ def test_images_are_moved_by_at_most_the_shift_and_lose_nothing_else():
 
 def test_image_batches_come_from_arrays_or_from_a_processor(context, logits_model):
     arrays = [{"image": np.full((8, 8, 1), value, np.float32), "label": value} for value in (1, 0)]
-    ctx = context("image_classification", model=logits_model())
+    ctx = context("image_classification", model=logits_model(num_labels=2))
     ctx = type(ctx)(ctx.model, None, ctx.options, ctx.recipe)
     batch = image.collate_fn(ctx, arrays)
     assert (batch["pixel_values"].shape, batch["labels"].tolist()) == ((2, 8, 8, 1), [1, 0])
@@ -170,6 +185,28 @@ def test_image_batches_come_from_arrays_or_from_a_processor(context, logits_mode
 
     ctx = type(ctx)(ctx.model, processor, ctx.options, ctx.recipe, "predict")
     assert {name: rows.shape for name, rows in image.collate_fn(ctx, arrays).items()} == {"pixel_values": (2, 1, 8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"image": None}, "the column 'image' is null or missing, but an image is expected"),
+        ({"image": "a.png"}, "the column 'image' holds 'a.png', but an image is expected"),
+        (
+            {"image": np.zeros((8, 7, 1))},
+            "the image in the column 'image' has shape [8, 7, 1], but [8, 8, 1], as others have, is expected",
+        ),
+        ({"label": 10}, "the column 'label' holds 10, but classes go from 0 to 9"),
+        ({"label": "a"}, "the column 'label' holds 'a', text, but a whole number is expected"),
+    ],
+)
+def test_what_is_no_image_or_class_is_refused(context, row, problem):
+    ctx = context("image_classification")
+    ctx = type(ctx)(None, None, ctx.options, ctx.recipe)
+    good = {"image": np.zeros((8, 8, 1)), "label": 1}
+    with pytest.raises(ExampleError) as caught:
+        image.collate_fn(ctx, [good, {**good, **row}])
+    assert caught.value.problems[0].problem == problem
 
 
 def test_the_network_classifies_images_of_its_options(context):

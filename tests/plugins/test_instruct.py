@@ -4,10 +4,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from redco_cli.errors import PluginError
+from redco_cli.errors import ExampleError, PluginError
 from redco_cli.models.config.byte_tokenizer import EOS, PAD, ByteTokenizer
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin
+from redco_cli.row_notes import noting
 
 instruct = builtin("instruct")
 
@@ -109,19 +110,16 @@ def test_the_last_answer_is_the_reference(context):
     assert instruct.metric_fn(context("instruct"), examples, ["2", "b"]) == {"exact_match": 0.5}
 
 
-def test_a_batch_without_a_label_is_refused_in_training_only(context):
-    examples = [{"prompt": "long" * 5, "response": "a"}, {"prompt": "long" * 6, "response": "a"}]
-    with pytest.raises(PluginError) as caught:
-        instruct.collate_fn(context("instruct", max_length=24), examples)
-    assert str(caught.value) == (
-        "collate_fn: nothing to learn: in a batch of 2 examples no token of an answer lies within data.max_length 24; "
-        "the longest conversation has 44 tokens\n"
-        "  -> raise data.max_length, or shorten the prompts; if the answers are empty, correct the data"
-    )
-    batch = instruct.collate_fn(context("instruct", max_length=24, stage="eval"), examples)
-    assert (batch["labels"] == IGNORED_LABEL).all()
-    kept = instruct.collate_fn(context("instruct", max_length=39), examples)
-    assert [learned(ByteTokenizer(), row).strip(".") for row in kept["labels"]] == ["a", ""]
+def test_rows_without_an_answer_or_without_loss_are_counted(context):
+    examples = [{"prompt": "long" * 5, "response": "a"}, {"prompt": "q"}, {"prompt": "q", "response": "a"}]
+    with noting() as notes:
+        batch = instruct.collate_fn(context("instruct", max_length=24), examples)
+    assert [learned(ByteTokenizer(), row).strip(".") for row in batch["labels"]] == ["", "", "a<eos>"]
+    assert notes == {
+        "longer than data.max_length 24, and cut": [0],
+        "without an answer of the assistant": [1],
+        "without a token that carries loss": [0, 1],
+    }
 
 
 def test_a_tokenizer_without_a_template_is_refused(context):
@@ -148,7 +146,7 @@ def test_a_template_that_rewrites_history_needs_the_last_turn_only(context):
 
 @pytest.mark.parametrize("messages", ["hello", [{"role": "user", "text": "hi"}], [None]])
 def test_what_is_no_conversation_is_refused(context, messages):
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(ExampleError) as caught:
         instruct.collate_fn(context("instruct"), [{"messages": messages}])
     assert str(caught.value) == (
         f"collate_fn: 'messages' holds {str(messages)!r}, which is no conversation\n"
@@ -156,13 +154,47 @@ def test_what_is_no_conversation_is_refused(context, messages):
     )
 
 
-def test_missing_columns_are_named(context):
-    with pytest.raises(PluginError) as caught:
-        instruct.collate_fn(context("instruct"), [{"question": "q"}])
-    assert str(caught.value) == (
-        "collate_fn: an example has no column 'messages'; it has 'question'\n"
-        "  -> name the right column in plugin.options, or rename it in the data"
-    )
+@pytest.mark.parametrize(
+    ("example", "problem"),
+    [
+        (
+            {"messages": [*TURNS[:2], {"role": "asistant", "content": "yo"}]},
+            "message 3 in the column 'messages' has the role 'asistant', but roles are system, developer, user, "
+            "assistant, tool, function\n  -> did you mean assistant? correct the role in the data",
+        ),
+        (
+            {"messages": [{"role": None, "content": "yo"}]},
+            "message 1 in the column 'messages' has the role None, but roles are system, developer, user, assistant, "
+            "tool, function\n  -> correct the role in the data",
+        ),
+        ({"messages": []}, "'messages' holds no messages\n  -> write some, or leave the row out"),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "the content of message 1 in the column 'messages' holds 5, a number, but text is expected\n"
+            "  -> correct that row or leave it out, or name another column in plugin.options",
+        ),
+        (
+            {"prompt": "a", "response": 3},
+            "the column 'response' holds 3, a number, but text is expected\n"
+            "  -> correct that row or leave it out, or name another column in plugin.options",
+        ),
+        (
+            {"question": "q"},
+            "an example has no column 'messages'; it has 'question'\n"
+            "  -> name the right column in plugin.options, or rename it in the data",
+        ),
+    ],
+)
+def test_what_a_conversation_may_not_hold_is_named(context, example, problem):
+    with pytest.raises(ExampleError) as caught:
+        instruct.collate_fn(context("instruct"), [example])
+    assert str(caught.value) == f"collate_fn: {problem}"
+
+
+def test_an_assistant_that_calls_a_tool_says_nothing():
+    calls = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
+    messages = [TURNS[1], calls, {"role": "tool", "content": "2"}, TURNS[2]]
+    assert instruct.checked_messages(messages, "messages") == messages
 
 
 def test_name_tasks_have_one_right_answer_and_disjoint_names(context):

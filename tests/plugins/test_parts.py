@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from redco_cli.errors import PluginError
+from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin import parts
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.recipe.shipped import shipped_plugins
+from redco_cli.row_notes import WITHOUT_LOSS, RowCounts, noting
 
 
 @pytest.fixture
@@ -82,12 +83,64 @@ def test_pad_does_not_cut():
 
 
 def test_a_missing_column_is_named_with_those_that_exist():
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(ExampleError) as caught:
         parts.column([{"text": "a", "id": 1}, {"id": 2, "body": "b"}], "text")
     assert str(caught.value) == (
         "collate_fn: an example has no column 'text'; it has 'body', 'id'\n"
         "  -> name the right column in plugin.options, or rename it in the data"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "found"),
+    [
+        (3, str, "holds 3, a number, but text is expected"),
+        (None, str, "is null or missing, but text is expected"),
+        (["a"], str, "holds ['a'], a list, but text is expected"),
+        ("3", int, "holds '3', text, but a whole number is expected"),
+        (0.5, int, "holds 0.5, a number, but a whole number is expected"),
+        (True, int, "holds True, true or false, but a whole number is expected"),
+        ("x" * 99, float, f"holds '{'x' * 59}, text, but a number is expected"),
+        (b"a", list, "holds b'a', of type bytes, but a list is expected"),
+    ],
+)
+def test_a_column_of_another_kind_is_refused(value, kind, found):
+    with pytest.raises(ExampleError) as caught:
+        parts.column([{"x": value}], "x", kind)
+    assert str(caught.value) == (
+        f"collate_fn: the column 'x' {found}\n"
+        "  -> correct that row or leave it out, or name another column in plugin.options"
+    )
+
+
+def test_columns_of_their_kind_pass():
+    good = [("", str), (3, int), (np.int32(3), int), (3, float), (np.float32(0.5), float), ([1], list), ((1,), list)]
+    assert all(parts.column([{"x": value}], "x", kind) == [value] for value, kind in good)
+
+
+def test_what_is_cut_empty_or_without_loss_is_noted():
+    with noting() as notes:
+        parts.column([{"x": "a"}, {"x": " "}, {"x": ""}], "x", str)
+        assert parts.cut([[1, 2, 3], [4], [5, 6]], 2) == [[1, 2], [4], [5, 6]]
+        assert parts.cut([[1, 2, 3], [4]], 2, keep="end", name="max_target_length") == [[2, 3], [4]]
+        parts.note_without_loss(np.array([[1, IGNORED_LABEL], [IGNORED_LABEL, 2]]))
+        parts.note_rows("of none", [])
+    assert notes == {
+        "with an empty 'x'": [1, 2],
+        "longer than data.max_length 2, and cut": [0],
+        "longer than max_target_length 2, and cut": [0],
+        "without a token that carries loss": [0],
+    }
+
+
+def test_counts_read_as_a_line():
+    counts = RowCounts()
+    assert (counts.line(), counts.nothing_to_learn()) == ("", "")
+    counts.add([True, True, False], {"cut": [0, 2], WITHOUT_LOSS: [0, 1]})
+    assert counts.line() == "1 of 2 rows cut; 2 without a token that carries loss"
+    assert counts.nothing_to_learn() == "nothing to learn: 2 of 2 rows without a token that carries loss; 1 cut"
+    counts.add([True], {})
+    assert counts.nothing_to_learn() == ""
 
 
 def test_the_split_of_held_out_keys_is_fixed_and_near_its_share():
