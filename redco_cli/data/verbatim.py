@@ -5,7 +5,8 @@ else in a column, and `datasets` turns these into other text (`1999-03-03 00:00:
 what PyArrow has read as a date is read again, as text.
 
 A column that holds text and something else is kept as JSON by `datasets`, which takes the text `"1"` there for JSON
-already, and gives a number back. So text is always encoded.
+already, and gives a number back. So text is always encoded; and by Python's own library, which keeps every digit, with
+blank lines left blank, on which such a column else fails.
 """
 
 from __future__ import annotations
@@ -25,8 +26,17 @@ def keep_text() -> None:
     from datasets.packaged_modules.json import json as reading
     from datasets.utils import json as encoding
 
-    reading.json_encode_field = encoding.json_encode_field = encode_field
+    for module in (reading, encoding):
+        module.json_encode_field, module.ujson_loads, module.ujson_dumps = encode_field, _loads, _dumps
     reading.paj = _TextReader(reading.paj)
+
+
+def _loads(line: bytes | str) -> Any:
+    return json.loads(line) if line.strip() else None
+
+
+def _dumps(value: Any) -> str:
+    return "" if value is None else json.dumps(value)
 
 
 def encode_field(example: Any, path: list[Any]) -> Any:

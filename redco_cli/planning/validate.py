@@ -115,8 +115,10 @@ def masked_sequences(job: Job) -> Iterator[MaskedTokens]:
         return
     mask = np.asarray(batch.get("attention_mask", np.ones_like(ids))).astype(bool)
     decode = getattr(job.tokenizer, "tokenizer", job.tokenizer).decode
+    carrying = labels != IGNORED_LABEL
+    aligned = labels.shape == ids.shape and bool((labels == ids)[carrying].all())  # else they are targets
     for row in range(len(ids)):
-        if labels.shape == ids.shape:
+        if aligned:
             kept = mask[row] | (labels[row] != IGNORED_LABEL)
             carries = labels[row][kept] != IGNORED_LABEL
             yield MaskedTokens(

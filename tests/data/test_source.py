@@ -111,8 +111,8 @@ def test_text_that_looks_like_a_date_stays_text(folder, streaming):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_text_among_other_things_stays_text(folder, streaming):
-    mixed = ["1", 3, None, "[1]", {"a": "2", "é": "ü\u2028"}, "true", "1999-03-03"]
-    write_lines(folder / "a.jsonl", [{"x": value} for value in mixed])
+    mixed = ["1", 3, None, "[1]", {"a": "2", "é": "ü\u2028"}, "true", "1999-03-03", 0.1 + 0.2]
+    (folder / "a.jsonl").write_text("\n\n".join(json.dumps({"x": value}) for value in mixed))
     rows = load(folder, path="json", data_files="a.jsonl", streaming=streaming)
     assert [row["x"] for row in rows] == mixed
 

@@ -581,7 +581,7 @@ ON_THE_WAY = {
         (
             'plugin.py:24: collate_fn: collate_fn raised KeyError at `y = np.array([e["y"] for e in '
             "examples])`: 'y'\n"
-            "  on 4 examples, the first with keys x, y\n"
+            "  on example 4 of 4, with keys x, z, from examples[27]\n"
             "  -> fix the plugin; `redco --traceback ...` shows the whole traceback"
         ),
         ((EXAMPLES, 'return [{"x": [i, 1.0], "y" if i < 27 else "z": 0} for i in range(40)]'),),
