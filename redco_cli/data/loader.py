@@ -203,6 +203,7 @@ def predict_batches(
     *,
     where: str,
     workers: int,
+    told: Told | None = None,
 ) -> Generator[tuple[range, Arrays], None, None]:
     """Batches of one fixed size over examples[start:], in order, the last one filled up with its last example.
 
@@ -214,6 +215,7 @@ def predict_batches(
         local_rows: the rows of a batch that this process collates.
         where: the place of `collate_fn`, for errors.
         workers: threads that read ahead.
+        told: takes what is noted of rows; filling has positions beyond the examples.
 
     Yields:
         The indices of the examples in the batch over all processes, and this process's part of it. Rows of the
@@ -223,8 +225,10 @@ def predict_batches(
 
     def read(number: int) -> tuple[range, Arrays]:
         first = start + number * batch_size
-        indices = [min(first + row, n - 1) for row in local_rows(batch_size)]
-        batch = collated(collate, _fetch(examples, indices), where, lambda row: place_of(examples, indices[row]))
+        positions = [first + row for row in local_rows(batch_size)]
+        part = _fetch(examples, [min(position, n - 1) for position in positions])
+        noted = None if told is None else functools.partial(told, positions)
+        batch = collated(collate, part, where, lambda row: place_of(examples, min(positions[row], n - 1)), noted)
         return range(first, min(first + batch_size, n)), batch
 
     return _read_ahead(read, 0, -(-max(n - start, 0) // batch_size), workers)

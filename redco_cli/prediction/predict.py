@@ -32,8 +32,9 @@ from redco_cli.plugin.contract import Example, Params
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.mesh import batch_sharding, data_shards, local_rows, put, replicated
+from redco_cli.runtime.mesh import batch_sharding, counted_rows, data_shards, local_rows, put, replicated
 from redco_cli.runtime.peers.agreement import sum_over_processes
+from redco_cli.runtime.peers.census import RowCensus
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
 from redco_cli.runtime.program import Announce, Program
 from redco_cli.runtime.stopping.signals import Stopped, stop_on_signal, stopping_point
@@ -62,11 +63,13 @@ class Predictor:
         gathers, everywhere = placement.gathering(predict_step), replicated(placement.mesh)
         self._step = Program("prediction", gathers, announce, out_shardings=everywhere)
 
-    def __call__(self, params: Params, examples: Sequence[Example], start: int = 0) -> Iterator[tuple[int, Any]]:
+    def __call__(
+        self, params: Params, examples: Sequence[Example], start: int = 0, census: RowCensus | None = None
+    ) -> Iterator[tuple[int, Any]]:
         """Index and prediction of each example from `start` on, in order.
 
         The sampling key of a batch follows from (seed, index of its first example), and batches are cut from index 0:
-        starting elsewhere changes no prediction.
+        starting elsewhere changes no prediction. A census, if there is one, counts the rows of all batches.
 
         Raises:
             Stopped: a signal asked to end; whole batches have been yielded.
@@ -74,14 +77,10 @@ class Predictor:
         batch_size = self.batch_size(len(examples))
         aligned = start // batch_size * batch_size
         ctx, collate = self._job.context("predict"), self._job.collate("predict")
+        told = None if census is None else functools.partial(census.add, counted_rows(self._mesh, batch_size))
+        mine, workers = functools.partial(local_rows, self._mesh), self._job.recipe.data.workers
         batches = predict_batches(
-            examples,
-            collate,
-            batch_size,
-            aligned,
-            functools.partial(local_rows, self._mesh),
-            where=self._job.collate_place,
-            workers=self._job.recipe.data.workers,
+            examples, collate, batch_size, aligned, mine, where=self._job.collate_place, workers=workers, told=told
         )
         with contextlib.closing(batches):
             for indices, batch in batches:
@@ -157,6 +156,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
     examples = job.eval_examples
     partial, description = Path(f"{output}.partial"), Path(f"{output}.partial.json")
     start, writing = 0, is_main_process()
+    census = RowCensus(len(examples), lambda counts: note(counts.line()) if counts.line() else None)
     identity = _identity(job, origin, predictor.batch_size(len(examples))) if writing else {}
     with _writing(output):
         if writing:
@@ -171,7 +171,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
     done(start)
     with stop_on_signal(note) as stop, file:
         try:
-            for index, prediction in predictor(params, examples, start):
+            for index, prediction in predictor(params, examples, start, census):
                 line = _line(index, examples[index], prediction, job)
                 with _writing(output):
                     while line:  # a write to a full disk may take a part and only then fail
@@ -189,6 +189,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
             partial.replace(output)
             description.unlink()
     process_allgather("predictions written")
+    census.finish()
 
 
 def _line(index: int, example: Example, prediction: Any, job: Job) -> bytes:

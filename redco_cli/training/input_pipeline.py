@@ -12,19 +12,40 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from redco_cli.console import note, warn
 from redco_cli.data.batch import BatchPlan
 from redco_cli.data.loader import train_batches
 from redco_cli.job import Job, micro_batch_size
-from redco_cli.row_notes import Notes
+from redco_cli.row_notes import Notes, RowCounts
 from redco_cli.runtime.mesh import batch_sharding, counted_rows, local_rows, put
 from redco_cli.runtime.peers.agreement import sum_over_processes
-from redco_cli.training.records.census import RowCensus
+from redco_cli.runtime.peers.census import RowCensus
+from redco_cli.runtime.peers.multihost import is_main_process
 from redco_cli.training.records.metrics import Meter
 
 READ_AHEAD = 2
 """Batches that are on the devices, or on their way, before they are needed."""
 DeviceBatch = tuple[dict[str, jax.Array], tuple[int, int | None]]
 """Arrays with leading dims [micro-batches, examples], and how many examples and tokens they hold (None: no tokens)."""
+
+
+def open_census(job: Job, steps: int, step: int) -> RowCensus:
+    """A census of the run's own data.
+
+    Args:
+        job: recipe and data.
+        steps: where the run ends.
+        step: where it begins or goes on.
+    """
+    size = job.recipe.train.global_batch_size
+    epoch = steps * size if job.train_size is None else step * size + job.train_size
+
+    def tell(counts: RowCounts) -> None:
+        if line := counts.line():
+            say = warn if counts.rows in counts.noted.values() and is_main_process() else note
+            say(f"{job.where('data.train')}: {line}")
+
+    return RowCensus(min(epoch, steps * size), tell)
 
 
 def device_batches(
@@ -47,8 +68,7 @@ def device_batches(
 
     def told(positions: Sequence[int], notes: Notes) -> None:
         if census is not None:
-            pairs = zip(own_rows, positions, strict=True)
-            census.add([own and position < census.stop for own, position in pairs], notes)
+            census.add(own_rows, positions, notes)
 
     host = train_batches(
         examples,

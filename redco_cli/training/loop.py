@@ -25,10 +25,9 @@ from redco_cli.runtime.mesh import put_like, replicated
 from redco_cli.runtime.program import Program
 from redco_cli.runtime.stopping.signals import Stopped, StopRequest
 from redco_cli.training.evaluate import check_has, evaluate
-from redco_cli.training.input_pipeline import DeviceBatch, device_batches
+from redco_cli.training.input_pipeline import DeviceBatch, device_batches, open_census
 from redco_cli.training.nonfinite import handle_skipped_step, refuse_to_learn_nothing
 from redco_cli.training.optimizer import Schedule
-from redco_cli.training.records.census import open_census
 from redco_cli.training.records.metrics import Meter, Recorder
 from redco_cli.training.saving.checkpoint import Checkpoints, Meta
 from redco_cli.training.saving.ranking import Best, finite, improves

@@ -6,8 +6,8 @@ from redco_cli.console import warn
 from redco_cli.errors import TrainingError
 from redco_cli.job import Job
 from redco_cli.row_notes import NOTHING_REMEDY
+from redco_cli.runtime.peers.census import RowCensus
 from redco_cli.runtime.peers.multihost import is_main_process
-from redco_cli.training.records.census import RowCensus
 from redco_cli.training.saving.checkpoint import Checkpoints
 
 _NO_WEIGHT = "no position of the batch carries loss", "look at what collate_fn masks and loss_fn counts"

@@ -187,6 +187,17 @@ def test_cut_and_empty_rows_are_told(folder):
     assert {"2", "1"} == {part.split()[0] for part in line.removeprefix("recipe.yaml:3: data.train: ").split("; ")}
 
 
+def test_cut_prompts_are_told(folder):
+    prepared(folder, "causal_lm", [GOOD["causal_lm"]] * 4)
+    folder.done("train", "recipe.yaml", "train.steps=1")
+    folder.write(in__jsonl="".join(json.dumps({"prompt": "x" * size}) + "\n" for size in (1, 33, 40, 32, 0)))
+    _, said = folder.done("predict", "recipe.yaml", "--input", "in.jsonl", "predict.generation.max_new_tokens=1")
+    assert sorted(said.splitlines()[-1].split("; ")) == [
+        "1 with an empty 'prompt'",
+        "2 of 5 rows longer than data.max_length 32, and cut",
+    ]
+
+
 def test_nothing_to_learn_is_an_error(folder):
     prepared(folder, "causal_lm", [{"text": ""}] * 12)
     error = (

@@ -87,6 +87,21 @@ class TestExamples:
                 validate("circles.yaml", ["mesh.data=1", *overrides])
             assert f"```\n{refused.value}\n```" in GUIDE
 
+    def test_bad_rows_read_as_the_guide_says(self, folder):
+        lines = (folder / "lines.jsonl").read_text()
+        (folder / "lines.jsonl").write_text(lines + '{"question": 7, "answer": "7"}\n')
+        with pytest.raises(RedcoError) as refused:
+            validate("lines.yaml", ["mesh.data=1"])
+        assert f"```\n{refused.value}\n```" in GUIDE
+
+    def test_cut_rows_are_told_as_the_guide_says(self, folder, capsys):
+        lines = (folder / "lines.jsonl").read_text()
+        long = {"question": "2 + " * 20, "answer": "40"}
+        (folder / "lines.jsonl").write_text(f"{lines}{json.dumps(long)}\n")
+        train("lines.yaml", ["mesh.data=1", "train.steps=2", "logging.plot=false"])
+        (told,) = [line for line in capsys.readouterr().err.splitlines() if " rows " in line]
+        assert f"```\n{told}\n```" in GUIDE
+
 
 def test_every_function_is_explained():
     for name, arguments in (REQUIRED | OPTIONAL).items():
