@@ -52,7 +52,7 @@ def note_cut(tokenizer: Any, texts: Sequence[Sequence[str]], mask: np.ndarray[An
     """Counts the rows that the tokenizer has cut, of which it does not tell: some of those that fill their length."""
     full = np.flatnonzero(mask.all(axis=1)).tolist()
     if full:
-        whole = tokenizer(*([column[row] for row in full] for column in texts))["input_ids"]
+        whole = tokenizer(*([column[row] for row in full] for column in texts), verbose=False)["input_ids"]
         beyond = [row for row, ids in zip(full, whole, strict=True) if len(ids) > length]
         note_rows(f"longer than data.max_length {length}, and cut", beyond)
 
