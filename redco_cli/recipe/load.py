@@ -22,6 +22,8 @@ from redco_cli.recipe.yaml12 import dump_yaml, parse_scalar, parse_yaml
 
 ENVIRONMENT_PREFIX = "REDCO_"
 RESOLVED_NAME = "recipe.resolved.yaml"
+_ASIDE = "x-"
+"""How the top-level keys begin that are no part of a recipe, but a place for anchors."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def _read(path: Path, parents: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
     if not isinstance(document.data, dict):
         found = "nothing" if document.data is None else type(document.data).__name__
         raise RecipeError(name, f"a recipe is a mapping, but this file holds {found}", "start from `redco init`")
-    values = document.data
+    values = {key: value for key, value in document.data.items() if not key.startswith(_ASIDE)}
     base = values.pop("extends", None)
     merged: dict[str, Any] = {}
     origins: dict[str, str] = {}

@@ -281,6 +281,7 @@ def json_schema() -> dict[str, Any]:
         section.pop("required", None)  # what it lacks, the recipe that is extended may give
     extends = {"type": "string", "description": "A recipe, by path or shipped name, whose values this one changes."}
     schema["properties"] = {"extends": extends, **schema["properties"]}
+    schema["patternProperties"] = {"^x-": {"description": "No part of the recipe: a place for YAML anchors."}}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
     return schema

@@ -1,7 +1,8 @@
-"""YAML with the scalars of YAML 1.2, the line of every value, and no repeated keys.
+"""YAML with the scalars of YAML 1.2, the line of every value, no repeated keys, and merge keys.
 
 PyYAML reads `1e-5` as a string, `no` as False and `1_000` as 1000, and lets the last of two equal keys win; none of
-that is what the author of a recipe means.
+that is what the author of a recipe means. `<<: *anchor` takes the keys of another mapping, as in YAML 1.1: 1.2 has no
+word for it, and everyone writes it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _SCALARS = (
 _STANDARD = "tag:yaml.org,2002:"
 _MAX_DEPTH = 64
 _MAX_VALUES = 100_000
+_MERGE = "<<"
 _TOO_LARGE = "a recipe is small: put data into a file of its own, and name that file"
 
 
@@ -66,6 +68,11 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 _Yaml12Loader.add_constructor(f"{_STANDARD}int", _construct_int)
 _Yaml12Loader.add_constructor(f"{_STANDARD}float", _construct_float)
 _Yaml12Dumper.add_representer(str, _represent_text)
+_Yaml12Dumper.add_implicit_resolver(f"{_STANDARD}merge", re.compile(f"{_MERGE}\\Z"), ["<"])  # quotes a key that is text
+
+
+_Pair = tuple[yaml.Node, yaml.Node]
+"""The nodes of a key and of its value."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,8 @@ class Document:
 
     Attributes:
         data: the value, of dicts, lists and scalars.
-        lines: dotted path of each key and list item (`data.train.path`, `train.freeze.0`) to its line, from 1.
+        lines: dotted path of each key and list item (`data.train.path`, `train.freeze.0`) to its line, from 1; of what
+            is merged or an alias, the line where it was written.
     """
 
     data: Any
@@ -90,14 +98,15 @@ def parse_yaml(text: str, source: str) -> Document:
 
     Raises:
         RecipeError: for a syntax error, a repeated key, a key that is no string, a tag such as `!!python/object`, a
-            number that is not finite, or a document of a size that no recipe has.
+            number that is not finite, a merge of something that is no mapping, or a document of a size that no recipe
+            has.
     """
-    lines: dict[str, int] = {}
     try:
         loader = _Yaml12Loader(text)
         try:
+            builder = _Builder(loader, source)
             node = loader.get_single_node()
-            data = None if node is None else _build(loader, node, "", lines, source, ())
+            data = None if node is None else builder.build(node, "", ())
         finally:
             loader.dispose()
     except yaml.MarkedYAMLError as error:
@@ -113,7 +122,7 @@ def parse_yaml(text: str, source: str) -> Document:
         ) from None
     except RecursionError:
         raise RecipeError(source, "its values are nested too deeply", _TOO_LARGE) from None
-    return Document(data, lines)
+    return Document(data, builder.lines)
 
 
 def parse_scalar(text: str) -> Any:
@@ -131,38 +140,87 @@ def dump_yaml(data: Any) -> str:
     return text
 
 
-def _build(
-    loader: _Yaml12Loader, node: yaml.Node, path: str, lines: dict[str, int], source: str, parents: tuple[int, ...]
-) -> Any:
-    where = f"{source}:{node.start_mark.line + 1}"
-    if id(node) in parents:
-        raise RecipeError(where, f"{path} contains itself", "remove the alias")
-    if len(parents) > _MAX_DEPTH:
-        raise RecipeError(where, f"values are nested more than {_MAX_DEPTH} levels deep", _TOO_LARGE)
-    if len(lines) > _MAX_VALUES:
-        raise RecipeError(where, f"there are more than {_MAX_VALUES} values, aliases written out", _TOO_LARGE)
-    if isinstance(node, yaml.ScalarNode):
-        return _scalar(loader, node, where, path)
-    inside = (*parents, id(node))
-    if node.tag not in (f"{_STANDARD}map", f"{_STANDARD}seq"):
-        raise _refused_tag(node, where)
-    if isinstance(node, yaml.MappingNode):
-        mapping: dict[str, Any] = {}
+class _Builder:
+    """Makes values of nodes, and notes their lines.
+
+    `parents` are the nodes around one, by identity: an alias to any of them would never end.
+    """
+
+    def __init__(self, loader: _Yaml12Loader, source: str) -> None:
+        self.lines: dict[str, int] = {}
+        self._loader, self._source = loader, source
+        self._merged = 0  # mappings and keys of theirs that merges went through: they may repeat without adding values
+
+    def build(self, node: yaml.Node, path: str, parents: tuple[int, ...]) -> Any:
+        """The value of a node at a dotted path."""
+        where = self._enter(node, path, parents)
+        if isinstance(node, yaml.ScalarNode):
+            return _scalar(self._loader, node, where, path)
+        inside = (*parents, id(node))
+        if node.tag not in (f"{_STANDARD}map", f"{_STANDARD}seq"):
+            raise _refused_tag(node, where)
+        if isinstance(node, yaml.MappingNode):
+            mapping: dict[str, Any] = {}
+            for key, (key_node, value_node) in self._pairs(node, path, parents).items():
+                child = f"{path}.{key}" if path else key
+                self.lines[child] = key_node.start_mark.line + 1
+                mapping[key] = self.build(value_node, child, inside)
+            return mapping
+        items = []
+        for index, item in enumerate(node.value):
+            child = f"{path}.{index}"
+            self.lines[child] = item.start_mark.line + 1
+            items.append(self.build(item, child, inside))
+        return items
+
+    def _enter(self, node: yaml.Node, path: str, parents: tuple[int, ...]) -> str:
+        """The place of a node that is allowed where it stands."""
+        where = f"{self._source}:{node.start_mark.line + 1}"
+        if id(node) in parents:
+            raise RecipeError(where, f"{path} contains itself", "remove the alias")
+        if len(parents) > _MAX_DEPTH:
+            raise RecipeError(where, f"values are nested more than {_MAX_DEPTH} levels deep", _TOO_LARGE)
+        if len(self.lines) + self._merged > _MAX_VALUES:
+            raise RecipeError(where, f"there are more than {_MAX_VALUES} values, aliases written out", _TOO_LARGE)
+        return where
+
+    def _pairs(self, node: yaml.MappingNode, path: str, parents: tuple[int, ...]) -> dict[str, _Pair]:
+        """Key to the nodes of key and value: those of a mapping, then those it merges, of which the first wins."""
+        own: dict[str, _Pair] = {}
+        merged: dict[str, _Pair] = {}
+        merges: yaml.Node | None = None
         for key_node, value_node in node.value:
-            key, line = _key(key_node, source), key_node.start_mark.line + 1
+            key = _key(key_node, self._source)
             child = f"{path}.{key}" if path else key
-            if key in mapping:
-                first = lines[child]
-                raise RecipeError(f"{source}:{line}: {child}", f"already given on line {first}", "keep one of the two")
-            lines[child] = line
-            mapping[key] = _build(loader, value_node, child, lines, source, inside)
-        return mapping
-    items = []
-    for index, item in enumerate(node.value):
-        child = f"{path}.{index}"
-        lines[child] = item.start_mark.line + 1
-        items.append(_build(loader, item, child, lines, source, inside))
-    return items
+            is_merge = key == _MERGE and key_node.style is None  # in quotes it is text
+            first = merges if is_merge else own[key][0] if key in own else None
+            if first is not None:
+                where = f"{self._source}:{key_node.start_mark.line + 1}: {child}"
+                remedy = "merge a list: <<: [*a, *b]" if is_merge else "keep one of the two"
+                raise RecipeError(where, f"already given on line {first.start_mark.line + 1}", remedy)
+            if is_merge:
+                merges, merged = key_node, self._merge(key_node, value_node, child, (*parents, id(node)))
+            else:
+                own[key] = key_node, value_node
+        return {**merged, **own}
+
+    def _merge(self, key_node: yaml.Node, value: yaml.Node, path: str, parents: tuple[int, ...]) -> dict[str, _Pair]:
+        """The keys that `<<: value` gives: those of one mapping, or of several, of which an earlier one wins."""
+        sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        merged: dict[str, _Pair] = {}
+        for source in reversed(sources):
+            if not isinstance(source, yaml.MappingNode):
+                where = f"{self._source}:{key_node.start_mark.line + 1}: {path}"
+                found = "a list in a list" if isinstance(source, yaml.SequenceNode) else source.value or "nothing"
+                problem = f"{found} given, but a mapping or a list of mappings is expected"
+                raise RecipeError(where, problem, "merge an anchor of a mapping: <<: *name")
+            place = self._enter(source, path, parents)
+            if source.tag != f"{_STANDARD}map":
+                raise _refused_tag(source, place)
+            pairs = self._pairs(source, path.removesuffix(_MERGE).removesuffix("."), parents)
+            self._merged += 1 + len(pairs)
+            merged.update(pairs)
+        return merged
 
 
 def _scalar(loader: _Yaml12Loader, node: yaml.ScalarNode, where: str, path: str) -> Any:

@@ -365,3 +365,29 @@ class TestResolved:
 def test_shipped_plugins_leave_out_private_files():
     assert "causal_lm" in shipped_plugins()
     assert not [name for name in shipped_plugins() if name.startswith("_")]
+
+
+class TestBlocksForAnchors:
+    TEXT = "x-small: &small\n  global_batch_size: 4\n  steps: 10\nx-note: any text\ntrain:\n  <<: *small\n  steps: 20\n"
+
+    def test_are_no_part_of_the_recipe(self, load, write):
+        loaded = load(self.TEXT)
+        assert (loaded.recipe.train.global_batch_size, str(loaded.recipe.train.steps)) == (4, "20")
+        assert loaded.where("train.global_batch_size") == "r.yaml:4: train.global_batch_size"
+        assert loaded.where("train.steps") == "r.yaml:9: train.steps"
+        text = resolved_yaml(loaded)
+        assert "x-" not in text
+        assert "global_batch_size: 4  # r.yaml:4\n" in text
+        assert load_recipe(write("resolved.yaml", text), (), {}).recipe == loaded.recipe
+
+    def test_nor_of_one_that_extends(self, load, write):
+        write("base.yaml", self.TEXT)
+        assert load("extends: base.yaml\n").recipe.train.global_batch_size == 4
+
+    def test_a_mistake_in_what_is_merged_is_told_where_it_was_written(self, refusal):
+        text = "x-small: &small\n  steps: soon\ntrain:\n  <<: *small\n"
+        assert refusal(text).startswith("r.yaml:4: train.steps: 'soon' given, but ")
+
+    def test_stand_at_the_top_only(self, refusal):
+        assert refusal("train: {x-note: 1}\n").startswith("r.yaml:3: train.x-note: unknown key\n")
+        assert refusal("", "x-note=1").startswith("command line: x-note: unknown key\n")

@@ -192,3 +192,74 @@ def test_a_nul_character_is_refused():
     with pytest.raises(RecipeError) as refused:
         parse_yaml('a:\n  b: "x\\0y"\n', "f")
     assert str(refused.value) == "f:2: a.b: the text holds a NUL character\n  -> write a backslash as two"
+
+
+class TestMergeKeys:
+    @pytest.mark.parametrize(
+        ("text", "data"),
+        [
+            ("a: &x {k: 1, l: 2}\nb: {<<: *x, l: 3}\n", {"k": 1, "l": 3}),
+            ("a: &x {k: 1, l: 2}\nb: {l: 3, <<: *x}\n", {"k": 1, "l": 3}),
+            ("a: &x {k: {m: 1, n: 2}}\nb: {<<: *x, k: {m: 3}}\n", {"k": {"m": 3}}),
+            ("a: [&x {k: 1}, &y {k: 2, l: 2}]\nb: {<<: [*x, *y]}\n", {"k": 1, "l": 2}),
+            ("a: [&x {k: 1}, &y {<<: *x, l: 2}]\nb: {<<: *y}\n", {"k": 1, "l": 2}),
+            ("a: &x [{k: 1}, {l: 2}]\nb: {<<: *x}\n", {"k": 1, "l": 2}),
+            ("b: {<<: {k: 1}, l: 2}\n", {"k": 1, "l": 2}),
+            ("b: {<<: [], l: 2}\n", {"l": 2}),
+            ("b: {'<<': 1, l: <<}\n", {"<<": 1, "l": "<<"}),
+        ],
+    )
+    def test_explicit_keys_win_then_the_first_that_is_merged(self, text, data):
+        assert parse_yaml(text, "f").data["b"] == data
+
+    def test_the_line_is_where_a_value_was_written(self):
+        text = "a: &x\n  k: 1\n  l:\n    m: 2\nb:\n  <<: *x\n  k: 3\n"
+        document = parse_yaml(text, "f")
+        assert document.data["b"] == {"l": {"m": 2}, "k": 3}
+        assert document.lines == {"a": 1, "a.k": 2, "a.l": 3, "a.l.m": 4, "b": 5, "b.l": 3, "b.l.m": 4, "b.k": 7}
+
+    def test_what_is_merged_is_a_copy(self):
+        data = parse_yaml("a: &x {k: [1]}\nb: {<<: *x}\n", "f").data
+        assert data["a"]["k"] is not data["b"]["k"]
+
+    def test_at_the_top(self):
+        assert parse_yaml("x-a: &x {k: 1}\n<<: *x\n", "f").data == {"x-a": {"k": 1}, "k": 1}
+
+    @pytest.mark.parametrize("key", ["<<", "<", "<<<"])
+    def test_a_key_that_is_text_is_dumped_as_text(self, key):
+        assert parse_yaml(dump_yaml({"a": {key: {"b": 1}}}), "f").data == {"a": {key: {"b": 1}}}
+
+    MERGE = "a mapping or a list of mappings is expected\n  -> merge an anchor of a mapping: <<: *name"
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("a:\n  <<: 3\n", f"f:2: a.<<: 3 given, but {MERGE}"),
+            ("a: &x text\nb:\n  <<: *x\n", f"f:3: b.<<: text given, but {MERGE}"),
+            ("a:\n  <<:\n", f"f:2: a.<<: nothing given, but {MERGE}"),
+            ("a:\n  <<: [{k: 1}, [{l: 1}]]\n", f"f:2: a.<<: a list in a list given, but {MERGE}"),
+            ("<<: 3\n", f"f:1: <<: 3 given, but {MERGE}"),
+            ("a:\n  <<: {k: 1}\n  <<: {l: 1}\n", "f:3: a.<<: already given on line 2\n  -> merge a list: <<: [*a, *b]"),
+            ("a: {<<: {k: 1, k: 2}}\n", "f:1: a.k: already given on line 1\n  -> keep one of the two"),
+            ("a: &x\n  <<: *x\n", "f:1: a.<< contains itself\n  -> remove the alias"),
+            ("a: &x\n  b: {<<: *x}\n", "f:1: a.b.<< contains itself\n  -> remove the alias"),
+            ("a: {<<: &x {b: {<<: *x}}}\n", "f:1: a.b.b contains itself\n  -> remove the alias"),
+            ("a:\n  <<: !mine {k: 1}\n", f"f:2: the tag !mine is not allowed\n  -> {TAG}"),
+            (f"a: {'{<<: ' * 70}{'}' * 70}\n", f"f:1: values are nested more than 64 levels deep\n  -> {LARGE}"),
+        ],
+    )
+    def test_refusals(self, text, message):
+        with pytest.raises(RecipeError) as caught:
+            parse_yaml(text, "f")
+        assert str(caught.value) == message
+
+    def test_merges_that_multiply_are_refused_before_time_is_up(self):
+        """They repeat the same key, so that no value is ever added."""
+        bombs = [
+            f"{name}: &{name} {{<<: [{', '.join(9 * [f'*{inner}'])}]}}\n"
+            for inner, name in itertools.pairwise("abcdefghi")
+        ]
+        with pytest.raises(RecipeError) as caught:
+            parse_yaml("a: &a {}\n" + "".join(bombs), "f")
+        problem = "there are more than 100000 values, aliases written out"
+        assert str(caught.value).endswith(f"{problem}\n  -> {LARGE}")
