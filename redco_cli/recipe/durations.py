@@ -7,12 +7,14 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic_core import CoreSchema, core_schema
 
 _TEXT = re.compile(r"(?P<amount>\d{1,12}(?:\.\d+)?)\s*(?P<unit>%|steps?|epochs?)")
+_NEGATIVE = re.compile(r"-\s*[\d.]")
 _EXPECTED = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
+_EXPECTED_OF_RUN = "expected a number of optimizer steps (1000) or epochs (3 epochs)"
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,12 @@ class Duration:
     unit: Literal["steps", "epochs", "%"]
 
     @classmethod
-    def parse(cls, value: object) -> Duration:
+    def parse(cls, value: object, expected: str = _EXPECTED) -> Duration:
         """Reads `200`, `"200 steps"`, `"1 epoch"`, `"0.5 epochs"` or `"10%"`.
+
+        Args:
+            value: as it was given.
+            expected: what to say was expected, when it is none of these.
 
         Raises:
             ValueError: when `value` is none of these.
@@ -40,7 +46,7 @@ class Duration:
             return cls(value, "steps")
         match = _TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
         if match is None:
-            raise ValueError(_EXPECTED)
+            raise ValueError(f"it is negative: {expected}" if _is_negative(value) else expected)
         amount, unit = float(match["amount"]), match["unit"]
         if unit == "%":
             if amount > 100:
@@ -92,8 +98,37 @@ class Duration:
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _schema: CoreSchema, _handler: Any) -> dict[str, Any]:
-        text = {"type": "string", "pattern": f"^{_TEXT.pattern.replace('?P<amount>', '?:').replace('?P<unit>', '?:')}$"}
-        return {"anyOf": [{"type": "integer", "minimum": 0}, text]}
+        return _json_schema(_TEXT.pattern, 0)
 
     def _plain(self) -> int | str:
         return int(self.amount) if self.unit == "steps" else str(self)
+
+
+class _OfTheRun:
+    """The length of the run itself: what is expected of it is positive, and no share."""
+
+    def __get_pydantic_core_schema__(self, _source: Any, handler: Any) -> CoreSchema:
+        of_any_length = handler(Duration)
+        return core_schema.no_info_plain_validator_function(_parse_run, serialization=of_any_length["serialization"])
+
+    def __get_pydantic_json_schema__(self, _schema: CoreSchema, _handler: Any) -> dict[str, Any]:
+        return _json_schema(_TEXT.pattern.replace("%|", ""), 1)
+
+
+RunLength = Annotated[Duration, _OfTheRun()]
+"""A duration that is the length of the run."""
+
+
+def _parse_run(value: object) -> Duration:
+    if _is_negative(value):
+        raise ValueError(_EXPECTED_OF_RUN.replace("expected a number", "expected a positive number"))
+    return Duration.parse(value, _EXPECTED_OF_RUN)
+
+
+def _is_negative(value: object) -> bool:
+    return value < 0 if isinstance(value, int | float) else bool(_NEGATIVE.match(str(value).strip()))
+
+
+def _json_schema(pattern: str, least: int) -> dict[str, Any]:
+    text = {"type": "string", "pattern": f"^{pattern.replace('?P<amount>', '?:').replace('?P<unit>', '?:')}$"}
+    return {"anyOf": [{"type": "integer", "minimum": least}, text]}

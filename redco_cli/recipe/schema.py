@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from redco_cli.recipe.devices import MeshSection, ShardingSection
-from redco_cli.recipe.durations import Duration
+from redco_cli.recipe.durations import Duration, RunLength
 from redco_cli.recipe.section import Fraction, Positive, Section, Strings, contradiction
 
 Task = Literal[
@@ -116,7 +116,7 @@ class TrainSection(Section):
     """Examples per optimizer step, over all devices and micro-batches."""
     micro_batch_size: Positive | Literal["auto"] = "auto"
     """Examples per forward and backward pass, over all devices; `auto` takes as many as fit."""
-    steps: Duration = Duration(1, "epochs")
+    steps: RunLength = Duration(1, "epochs")
     """Length of the run: optimizer steps or epochs."""
     learning_rate: Annotated[float, Field(ge=0)] = 5e-5
     """Peak learning rate."""

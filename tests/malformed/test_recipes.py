@@ -146,8 +146,8 @@ CASES = {
             "recipe.yaml:2: train.global_batch_size: '4' given, but a whole number is expected\n"
             "  -> train.global_batch_size: Examples per optimizer step, over all devices and "
             "micro-batches.\n"
-            "recipe.yaml:2: train.steps: '4' given, but expected a number of optimizer steps (200), a "
-            "share of the run (10%) or epochs (1 epoch)\n"
+            "recipe.yaml:2: train.steps: '4' given, but expected a number of optimizer steps (1000) or "
+            "epochs (3 epochs)\n"
             "  -> train.steps: Length of the run: optimizer steps or epochs."
         ),
         recipe=RECIPE.replace("size: 4", 'size: "4"').replace("steps: 4", 'steps: "4"'),
@@ -157,8 +157,8 @@ CASES = {
             "command line: train.global_batch_size: 8.5 given, but a whole number is expected\n"
             "  -> train.global_batch_size: Examples per optimizer step, over all devices and "
             "micro-batches.\n"
-            "command line: train.steps: 'fast' given, but expected a number of optimizer steps (200), a "
-            "share of the run (10%) or epochs (1 epoch)\n"
+            "command line: train.steps: 'fast' given, but expected a number of optimizer steps (1000) or "
+            "epochs (3 epochs)\n"
             "  -> train.steps: Length of the run: optimizer steps or epochs.\n"
             "command line: eval.predict: 'maybe' given, but true or false is expected\n"
             "  -> eval.predict: Also run `predict_fn` and `metric_fn` on the eval examples.\n"
@@ -184,8 +184,8 @@ CASES = {
     ),
     "negative steps": Case(
         (
-            "command line: train.steps: -5 given, but expected a number of optimizer steps (200), a "
-            "share of the run (10%) or epochs (1 epoch)\n"
+            "command line: train.steps: -5 given, but expected a positive number of optimizer steps (1000) or "
+            "epochs (3 epochs)\n"
             "  -> train.steps: Length of the run: optimizer steps or epochs."
         ),
         overrides=("train.steps=-5",),
@@ -318,7 +318,7 @@ def test_a_recipe_is_refused(folder, name: str, command: str) -> None:
             "REDCO_TRAIN__STEPS",
             (
                 "environment REDCO_TRAIN__STEPS: train.steps: 'lots' given, but expected a number of "
-                "optimizer steps (200), a share of the run (10%) or epochs (1 epoch)\n"
+                "optimizer steps (1000) or epochs (3 epochs)\n"
                 "  -> train.steps: Length of the run: optimizer steps or epochs."
             ),
         ),

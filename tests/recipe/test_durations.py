@@ -10,7 +10,7 @@ from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 
 EXPECTED = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
-JSON_SCHEMA = json_schema()["$defs"]["TrainSection"]["properties"]["steps"]
+JSON_SCHEMA = json_schema()["$defs"]["TrainSection"]["properties"]["warmup"]
 DECIMALS = st.decimals(0, 100, places=4).map(lambda number: f"{number.normalize():f}")
 TEXTS = st.one_of(
     st.integers(0, 10**11).map(str),
@@ -44,8 +44,11 @@ def test_what_people_write(given_, duration, shown):
     [
         ("soon", EXPECTED),
         ("", EXPECTED),
-        ("-5", EXPECTED),
-        (-5, EXPECTED),
+        ("-5", f"it is negative: {EXPECTED}"),
+        (-5, f"it is negative: {EXPECTED}"),
+        (-0.5, f"it is negative: {EXPECTED}"),
+        (" -10%", f"it is negative: {EXPECTED}"),
+        ("- soon", EXPECTED),
         (1.5, EXPECTED),
         (True, EXPECTED),
         (None, EXPECTED),
@@ -120,3 +123,13 @@ def test_the_json_schema_knows_the_same_texts(text):
     assert integer == {"type": "integer", "minimum": 0}
     assert text.isdecimal() or re.search(pattern["pattern"], text)
     assert not re.search(pattern["pattern"], f"{text} and more")
+
+
+def test_the_json_schema_of_the_run_knows_no_share():
+    integer, pattern = json_schema()["$defs"]["TrainSection"]["properties"]["steps"]["anyOf"]
+    assert integer == {"type": "integer", "minimum": 1}
+    assert [bool(re.search(pattern["pattern"], text)) for text in ("3 epochs", "200 steps", "10%")] == [
+        True,
+        True,
+        False,
+    ]

@@ -11,7 +11,7 @@ from redco_cli.recipe.shipped import shipped_plugins, shipped_recipes
 
 BASE = "plugin: {module: causal_lm}\noutput_dir: runs/x\n"
 TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict, seed, sharding, train"
-DURATION = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
+LENGTH = "expected a number of optimizer steps (1000) or epochs (3 epochs)"
 STEPS = "train.steps: Length of the run: optimizer steps or epochs."
 SHIPPED = ", ".join(shipped_recipes())
 
@@ -268,8 +268,8 @@ class TestOverrides:
                 "command line: train.steps: not valid YAML: unacceptable character #x0000: "
                 "special characters are not allowed\n  -> quote the value",
             ),
-            ("train.steps=", f"command line: train.steps: None given, but {DURATION}\n  -> {STEPS}"),
-            ("train.steps.foo=1", f"command line: train.steps: {{'foo': 1}} given, but {DURATION}\n  -> {STEPS}"),
+            ("train.steps=", f"command line: train.steps: None given, but {LENGTH}\n  -> {STEPS}"),
+            ("train.steps.foo=1", f"command line: train.steps: {{'foo': 1}} given, but {LENGTH}\n  -> {STEPS}"),
             (
                 "output_dir=null",
                 "command line: output_dir: None given, but text is expected\n"
@@ -302,7 +302,7 @@ class TestOverrides:
             ),
             (
                 {"REDCO_TRAIN__STEPS": "soon"},
-                f"environment REDCO_TRAIN__STEPS: train.steps: 'soon' given, but {DURATION}\n  -> {STEPS}",
+                f"environment REDCO_TRAIN__STEPS: train.steps: 'soon' given, but {LENGTH}\n  -> {STEPS}",
             ),
             (
                 {"REDCO_TRAIN__STEPS": "{"},

@@ -14,6 +14,7 @@ from redco_cli.recipe.shipped import shipped_directory, shipped_recipes
 
 BATCH = "train.global_batch_size: Examples per optimizer step, over all devices and micro-batches."
 STEPS = "train.steps: Length of the run: optimizer steps or epochs."
+WARMUP = "train.warmup: Linear rise from 0 to the peak: steps, epochs or a share of the run."
 RATE = "train.learning_rate: Peak learning rate."
 FREEZE = (
     "train.freeze: Regular expressions over parameter paths (`.*embed.*`): "
@@ -25,6 +26,8 @@ FILES = (
 )
 MESH = "mesh: How devices are laid out; `auto` takes all, and splits parameters no more than their memory needs."
 DATA = "mesh.data: Groups of devices that each hold all parameters and take their share of every batch."
+LENGTH = "expected a number of optimizer steps (1000) or epochs (3 epochs)"
+POSITIVE = "expected a positive number of optimizer steps (1000) or epochs (3 epochs)"
 DURATION = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
 TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict, seed, sharding, train"
 
@@ -85,11 +88,15 @@ TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict
             "r.yaml:3: model.dtype: 'float8' given, but one of 'float32', 'bfloat16' or 'float16' is expected\n"
             "  -> model.dtype: Compute type. Parameters and optimizer state stay float32.",
         ),
-        ("train: {steps: soon}\n", f"r.yaml:3: train.steps: 'soon' given, but {DURATION}\n  -> {STEPS}"),
+        ("train: {steps: soon}\n", f"r.yaml:3: train.steps: 'soon' given, but {LENGTH}\n  -> {STEPS}"),
+        ("train: {steps: -5}\n", f"r.yaml:3: train.steps: -5 given, but {POSITIVE}\n  -> {STEPS}"),
+        ("train: {steps: -1 epoch}\n", f"r.yaml:3: train.steps: '-1 epoch' given, but {POSITIVE}\n  -> {STEPS}"),
         (
             f"train: {{steps: {'x' * 500}}}\n",
-            f"r.yaml:3: train.steps: '{'x' * 56}... given, but {DURATION}\n  -> {STEPS}",
+            f"r.yaml:3: train.steps: '{'x' * 56}... given, but {LENGTH}\n  -> {STEPS}",
         ),
+        ("train: {warmup: soon}\n", f"r.yaml:3: train.warmup: 'soon' given, but {DURATION}\n  -> {WARMUP}"),
+        ("train: {warmup: -5}\n", f"r.yaml:3: train.warmup: -5 given, but it is negative: {DURATION}\n  -> {WARMUP}"),
         (
             "train: {micro_batch_size: some}\n",
             "r.yaml:3: train.micro_batch_size: 'some' given, but a whole number is expected "
@@ -184,7 +191,7 @@ def test_one_mistake_one_message(refusal, text, message):
 def test_all_mistakes_are_reported_at_once(refusal):
     assert refusal("seed: x\ntrain: {steps: never, learning_rate: -1}\n", base="") == (
         "r.yaml: plugin: is missing\n  -> add it: plugin: The three functions.\n"
-        f"r.yaml:2: train.steps: 'never' given, but {DURATION}\n  -> {STEPS}\n"
+        f"r.yaml:2: train.steps: 'never' given, but {LENGTH}\n  -> {STEPS}\n"
         f"r.yaml:2: train.learning_rate: -1 given, but a number >= 0.0 is expected\n  -> {RATE}\n"
         "r.yaml: output_dir: is missing\n"
         "  -> add it: output_dir: Where the run lives, relative to the working directory.\n"

@@ -53,8 +53,8 @@ def test_a_wrong_recipe_is_refused_before_anything_heavy_is_imported(bad_recipe,
     done = redco(command, "bad.yaml", folder=bad_recipe.parent)
     assert done.returncode == 1
     assert done.stderr == (
-        "bad.yaml:3: train.steps: 'soon' given, but expected a number of optimizer steps (200), "
-        "a share of the run (10%) or epochs (1 epoch)\n"
+        "bad.yaml:3: train.steps: 'soon' given, but expected a number of optimizer steps (1000) "
+        "or epochs (3 epochs)\n"
         "  -> train.steps: Length of the run: optimizer steps or epochs.\n"
     )
     assert done.stdout == "loaded:\n"

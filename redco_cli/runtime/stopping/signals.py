@@ -233,7 +233,8 @@ def _watching(request: StopRequest, tell: Callable[[str], None]) -> Iterator[Non
                 request.ask(_code(number))
                 if heard == 1:
                     name = signal.Signals(number).name
-                    tell(f"{name}: stopping and saving after this step; Ctrl-C again stops at once")
+                    again = "; Ctrl-C again stops at once" if number == signal.SIGINT else ""
+                    tell(f"{name}: stopping and saving after this step{again}")
                 with contextlib.suppress(RuntimeError):  # it runs already
                     if number != signal.SIGINT:
                         late.start()
