@@ -17,16 +17,18 @@ from redco_cli.version import __version__
 if TYPE_CHECKING:
     from redco_cli.exporting.export import Exported
     from redco_cli.models.resolve import load_model
-    from redco_cli.run import TrainResult, export, inspect_sharding, predict, train
+    from redco_cli.planning.inspect import inspect_sharding
+    from redco_cli.run import export, predict, train
+    from redco_cli.training.outcome import TrainResult
 
 __all__ = ["Exported", "TrainResult", "__version__", "export", "inspect_sharding", "load_model", "predict", "train"]
 
 _HOMES = {
     "Exported": "redco_cli.exporting.export",
     "load_model": "redco_cli.models.resolve",
-    "TrainResult": "redco_cli.run",
+    "TrainResult": "redco_cli.training.outcome",
     "export": "redco_cli.run",
-    "inspect_sharding": "redco_cli.run",
+    "inspect_sharding": "redco_cli.planning.inspect",
     "predict": "redco_cli.run",
     "train": "redco_cli.run",
 }

@@ -14,13 +14,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from redco_cli.console import hush, masked_tokens, note, prediction, print_error, result, table
+from redco_cli.console import hush, masked_tokens, note, prediction, print_error, result
 from redco_cli.console.plan import show_plan
 from redco_cli.errors import EXIT_DONE
-from redco_cli.recipe.load import load_recipe, resolved_yaml
+from redco_cli.recipe.load import load_recipe, load_run, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
+from redco_cli.reports import show_training
 from redco_cli.runtime.rendezvous.join import joined
 from redco_cli.runtime.simulated_devices import simulate_devices
 from redco_cli.shell import Commands, show_warning
@@ -58,27 +59,17 @@ def options(
 
 
 @app.command(epilog="Example: redco train quickstart train.steps=200 output_dir=runs/short")
-def train(recipe: RecipeArgument, overrides: Overrides = None, as_json: Json = False) -> None:
+def train(
+    target: Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A recipe, or a run's directory to continue it.")],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
     """Train, evaluate and checkpoint a recipe. Run it again to continue where it stopped."""
-    with joined(load_recipe(recipe, overrides or ()), note, print_error, hush):
+    with joined(load_run(target, overrides or ()), note, print_error, hush):
         from redco_cli.run import train as run_train
 
-        outcome = run_train(recipe, overrides or ())
-        if outcome.evaluations and not as_json:
-            columns = list(outcome.evaluations[-1][1])
-            rows = [[step, *(values.get(name) for name in columns)] for step, values in outcome.evaluations]
-            best = next((row for row, (step, _) in enumerate(outcome.evaluations) if step == outcome.best), None)
-            table("evaluations", ["step", *columns], rows, best)
-        document = {
-            "output_dir": str(outcome.output_dir),
-            "step": outcome.step,
-            "train": dict(outcome.train),
-            "best_checkpoint": None if outcome.best is None else f"checkpoint-{outcome.best}",
-            "checkpoint": outcome.checkpoint.name,
-        }
-        if as_json:
-            document["evaluations"] = [{"step": step, **values} for step, values in outcome.evaluations]
-        result(document, as_json)
+        outcome = run_train(target, overrides or ())
+        show_training(outcome, as_json)
 
 
 @app.command(epilog="Example: redco predict runs/quickstart --input prompts.jsonl --show 4")
@@ -203,7 +194,7 @@ def inspect_sharding(
     memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
     if compile_it:
         simulate_devices(devices or math.prod((sizes or _mesh_of(model)).values()))
-    from redco_cli.run import inspect_sharding as run_inspect
+    from redco_cli.planning.inspect import inspect_sharding as run_inspect
 
     report = run_inspect(
         model,

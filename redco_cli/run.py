@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,19 +18,17 @@ from redco_cli.models.example_inputs import example_inputs, example_loss
 from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.placement import Placement, place, read_loss, read_prediction
 from redco_cli.planning.choice import choose_placement, memory_of_a_device, recipe_placement
-from redco_cli.planning.inspect import inspect
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
-from redco_cli.planning.picture.svg import write_picture
-from redco_cli.planning.report import as_json
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
 from redco_cli.prediction.predict import Predictor, check_output, write_predictions
-from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, shown
+from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, load_run, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import parameters_only, read
+from redco_cli.training.outcome import TrainResult, finished
 from redco_cli.training.saving.parameters import check_initial_params, trained_params
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
 from redco_cli.training.saving.selection import own_checkpoints
@@ -41,44 +38,26 @@ from redco_cli.training.timeline import make_timeline
 Name = str | os.PathLike[str]
 
 
-@dataclass(frozen=True)
-class TrainResult:
-    """What a training run leaves behind.
-
-    Attributes:
-        output_dir: its directory.
-        step: optimizer steps done.
-        train: means over the steps of this process: `loss` and the plugin's metrics.
-        evaluations: step and values of each evaluation of this process.
-        best: step of the best checkpoint; None when nothing was evaluated.
-        checkpoint: the newest checkpoint.
-    """
-
-    output_dir: Path
-    step: int
-    train: Mapping[str, float]
-    evaluations: Sequence[tuple[int, Mapping[str, float]]]
-    best: int | None
-    checkpoint: Path
-
-
-def train(recipe: Name, overrides: Sequence[str] = ()) -> TrainResult:
-    """Trains a recipe to its end; continues where an earlier, interrupted call stopped.
+def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
+    """Trains a recipe to its end; continues where an earlier, interrupted call stopped, and not once it is finished.
 
     Args:
-        recipe: a file, or the name of a shipped recipe.
+        target: a recipe file, the name of a shipped recipe, or the output directory of a run, which is continued.
         overrides: `dotted.key=value` strings.
 
     Raises:
         RedcoError: with place, problem and remedy.
     """
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_run(target, overrides)
     enable_compilation_cache()
     job, placement = choose_placement(prepare(loaded, stages=stages_of(loaded.recipe)))
     check_sizes(job, placement.mesh)
     timeline = make_timeline(job.recipe, job.train_size, job.where)
     updates = plan_updates(job, timeline)
     start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
+    if outcome := finished(start, job, timeline):
+        note(f"{shown(outcome.output_dir)} is finished: all {outcome.step} steps were done before, nothing is trained")
+        return outcome
     if start.source is None:
         check_initial_params(job, start.initial)
     open_output(start.directory, job.where("output_dir"))
@@ -219,52 +198,6 @@ def _spread(job: Job) -> Placement:
     if count > 1:
         reading = read(lambda params, batch: example_loss(job.model, params, batch), job.model.abstract, inputs)
     return place(job, reading, {DATA: 1, FSDP: count, TENSOR: 1})
-
-
-def inspect_sharding(
-    target: str,
-    *,
-    devices: int | None = None,
-    hosts: int | None = None,
-    mesh: Mapping[str, int] | None = None,
-    device_memory: int | None = None,
-    batch_size: int | None = None,
-    seq_length: int | None = None,
-    compile_it: bool = False,
-    svg: Name | None = None,
-) -> dict[str, Any]:
-    """How a model or a recipe would be split over devices, and whether it fits; see `planning.inspect.inspect`.
-
-    Args:
-        target: a recipe, a run, a directory with a model's config, the config itself, a preset, or a hub id.
-        devices: how many.
-        hosts: machines that hold them.
-        mesh: sizes of the axes `data`, `fsdp` and `tensor`; default: the best.
-        device_memory: bytes of one device.
-        batch_size: examples in a step.
-        seq_length: tokens in an example of a model.
-        compile_it: also compile the step; JAX must run with that many devices.
-        svg: a file for a picture.
-
-    Returns:
-        The report as plain data, as `planning.report.report_schema` describes it.
-
-    Raises:
-        RedcoError: with place, problem and remedy.
-    """
-    report = inspect(
-        target,
-        devices=devices,
-        hosts=hosts,
-        mesh=mesh,
-        device_memory=device_memory,
-        batch_size=batch_size,
-        seq_length=seq_length,
-        compile_it=compile_it,
-    )
-    if svg is not None:
-        write_picture(report, Path(svg))
-    return as_json(report)
 
 
 def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[MaskedTokens]]:

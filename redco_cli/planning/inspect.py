@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -13,7 +16,8 @@ from redco_cli.errors import DeviceError
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.options import Devices, Option, options
-from redco_cli.planning.report import Choice, Memory, Report, build_report
+from redco_cli.planning.picture.svg import write_picture
+from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.decide.guards import checked_sizes
 from redco_cli.sharding.predict.memory import StepMemory
@@ -76,6 +80,52 @@ def inspect(
         remedies=() if fits else _remedies(workload, best, machine),
         compiled=compile_step(best) if compile_it else None,
     )
+
+
+def inspect_sharding(
+    target: str,
+    *,
+    devices: int | None = None,
+    hosts: int | None = None,
+    mesh: Mapping[str, int] | None = None,
+    device_memory: int | None = None,
+    batch_size: int | None = None,
+    seq_length: int | None = None,
+    compile_it: bool = False,
+    svg: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """How a model or a recipe would be split over devices, and whether it fits; see `inspect`.
+
+    Args:
+        target: a recipe, a run, a directory with a model's config, the config itself, a preset, or a hub id.
+        devices: how many.
+        hosts: machines that hold them.
+        mesh: sizes of the axes `data`, `fsdp` and `tensor`; default: the best.
+        device_memory: bytes of one device.
+        batch_size: examples in a step.
+        seq_length: tokens in an example of a model.
+        compile_it: also compile the step; JAX must run with that many devices.
+        svg: a file for a picture.
+
+    Returns:
+        The report as plain data, as `planning.report.report_schema` describes it.
+
+    Raises:
+        RedcoError: with place, problem and remedy.
+    """
+    report = inspect(
+        target,
+        devices=devices,
+        hosts=hosts,
+        mesh=mesh,
+        device_memory=device_memory,
+        batch_size=batch_size,
+        seq_length=seq_length,
+        compile_it=compile_it,
+    )
+    if svg is not None:
+        write_picture(report, Path(svg))
+    return as_json(report)
 
 
 def _hosts(count: int) -> int:

@@ -7,6 +7,7 @@ Precedence, later wins: default < `extends` < the recipe < environment (`REDCO_T
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from redco_cli.recipe.yaml12 import dump_yaml, parse_scalar, parse_yaml
 
 ENVIRONMENT_PREFIX = "REDCO_"
 RESOLVED_NAME = "recipe.resolved.yaml"
+_REMARK = re.compile(r"""  # (command line|environment \w+|[^"']+:\d+)$""")
 _ASIDE = "x-"
 """How the top-level keys begin that are no part of a recipe, but a place for anchors."""
 
@@ -112,6 +114,33 @@ def find_run(name: str | os.PathLike[str]) -> tuple[Path, Path | None]:
     return resolved, directory
 
 
+def load_run(
+    name: str | os.PathLike[str], overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> LoadedRecipe:
+    """The recipe of a run that is continued, given by its output directory; or a recipe as `load_recipe` loads it.
+
+    The run stays where it is, whatever the working directory, and `checkpoint.resume: never` is taken for `auto`: it
+    was for the run that began.
+
+    Raises:
+        UsageError: there is none, or `output_dir` is given besides the directory.
+        RecipeError: the recipe is wrong.
+    """
+    path, directory = find_run(name)
+    if directory is None:
+        return load_recipe(name, overrides, environ)
+    for override in overrides:
+        if override.partition("=")[0] == "output_dir":
+            remedy = f"leave output_dir out, or begin another run: redco train {shown(path)} {override}"
+            raise UsageError("command line: output_dir", f"the run in {shown(directory)} continues there", remedy)
+    loaded = load_recipe(path, overrides, environ)
+    stays = (
+        [] if Path(loaded.recipe.output_dir).resolve() == directory.resolve() else [f"output_dir={shown(directory)}"]
+    )
+    begins = [] if loaded.recipe.checkpoint.resume != "never" else ["checkpoint.resume=auto"]
+    return load_recipe(path, [*overrides, *stays, *begins], environ) if stays or begins else loaded
+
+
 def place(key: str, origins: Mapping[str, str], fallback: str) -> str:
     """`<where the key or its nearest given parent was written>: <key>`."""
     parts = key.split(".")
@@ -132,13 +161,27 @@ def shown(path: Path) -> str:
 
 def resolved_yaml(loaded: LoadedRecipe) -> str:
     """The whole recipe with every default, each line with the origin of its value; loads to the same recipe."""
-    lines = [f"# resolved from {loaded.path}; values without a remark are defaults"]
+    first, remarks = _remarks(loaded.path)
+    lines = [first or f"# resolved from {loaded.path}; values without a remark are defaults"]
     text = dump_yaml(loaded.recipe.model_dump(mode="json"))
     positions = {line: key for key, line in parse_yaml(text, RESOLVED_NAME).lines.items()}
     for number, line in enumerate(text.splitlines(), start=1):
-        origin = loaded.origins.get(positions.get(number, ""))
+        origin = loaded.origins.get(positions.get(number, ""), "")
+        origin = remarks.get(origin, origin)
         lines.append(f"{line}  # {origin}" if origin and not line.endswith(":") else line)
     return "\n".join(lines) + "\n"
+
+
+def _remarks(path: Path) -> tuple[str, dict[str, str]]:
+    """The first line of a resolved recipe, and the place of each of its lines to the origin that is noted there.
+
+    So that a run which is continued from its directory still says where its values came from.
+    """
+    if path.name != RESOLVED_NAME or not path.is_file():
+        return "", {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    found = {f"{path}:{number}": _REMARK.search(line) for number, line in enumerate(lines, start=1)}
+    return lines[0], {origin: "" if match is None else match[1] for origin, match in found.items()}
 
 
 def _read(path: Path, parents: tuple[Path, ...]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -177,7 +177,7 @@ def test_every_command_can_be_run(path):
             assert {word for word in words[1:] if "=" not in word} <= set(targets)
         elif words[0] == "redco":
             name, parameters = parse(words[1:])
-            recipe = parameters.get("recipe", "")
+            recipe = parameters.get("recipe") or parameters.get("target", "")
             if name in ("train", "validate") and recipe in shipped_recipes():
                 load_recipe(recipe, parameters["overrides"] or (), {})
         elif words[0].startswith("python") and words[1].endswith(".py"):

@@ -13,7 +13,7 @@ STARTER = ["quickstart.yaml", "plugins/python_source.py", "quickstart_prompts.js
     ("arguments", "error"),
     [
         (["tran", "recipe.yaml"], "Error: No such command 'tran'. Did you mean 'train'?"),
-        (["train"], "Error: Missing argument 'RECIPE'."),
+        (["train"], "Error: Missing argument 'RECIPE|RUN'."),
         (["train", "recipe.yaml", "--steps", "3"], "Error: No such option: --steps"),
         (
             ["predict", "run", "--show", "-1"],

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redco_cli.errors import EXIT_FAILED, EXIT_USAGE, RecipeError, UsageError
-from redco_cli.recipe.load import find_recipe, find_run, load_recipe, resolved_yaml
+from redco_cli.recipe.load import find_recipe, find_run, load_recipe, load_run, resolved_yaml
 from redco_cli.recipe.shipped import shipped_plugins, shipped_recipes
 
 BASE = "plugin: {module: causal_lm}\noutput_dir: runs/x\n"
@@ -391,3 +391,45 @@ class TestBlocksForAnchors:
     def test_stand_at_the_top_only(self, refusal):
         assert refusal("train: {x-note: 1}\n").startswith("r.yaml:3: train.x-note: unknown key\n")
         assert refusal("", "x-note=1").startswith("command line: x-note: unknown key\n")
+
+
+class TestARunThatIsContinued:
+    @pytest.fixture
+    def run(self, load, folder):
+        """`runs/x`, as training leaves it."""
+        loaded = load("train: {steps: 7}\ncheckpoint: {resume: never}\n", "seed=3", environ={"REDCO_MESH": "auto"})
+        (folder / "runs/x").mkdir(parents=True)
+        (folder / "runs/x/recipe.resolved.yaml").write_text(resolved_yaml(loaded))
+        return loaded
+
+    def test_has_its_recipe_and_is_not_refused_to_go_on(self, run):
+        loaded = load_run("runs/x", ["logging.every=2"], {})
+        assert (loaded.recipe.train, loaded.recipe.seed, loaded.recipe.logging.every) == (run.recipe.train, 3, 2)
+        assert loaded.recipe.checkpoint.resume == "auto"
+        assert loaded.recipe.output_dir == "runs/x"
+
+    def test_stays_where_it_is_whatever_the_working_directory(self, run, folder, monkeypatch):
+        monkeypatch.chdir(folder / "runs")
+        assert load_run("x", (), {}).recipe.output_dir == "x"
+        monkeypatch.chdir("/")
+        assert load_run(folder / "runs/x", (), {}).recipe.output_dir == str(folder / "runs/x").lstrip("/")
+
+    def test_still_says_where_its_values_came_from(self, run, folder):
+        before = (folder / "runs/x/recipe.resolved.yaml").read_text()
+        assert "  steps: 7  # r.yaml:3\n" in before
+        assert resolved_yaml(load_run("runs/x", ["checkpoint.resume=never"], {})) == before.replace(
+            "resume: never  # r.yaml:4", "resume: auto  # command line"
+        )
+
+    def test_cannot_go_elsewhere(self, run):
+        with pytest.raises(UsageError) as caught:
+            load_run("runs/x", ["output_dir=runs/y"], {})
+        assert str(caught.value) == (
+            "command line: output_dir: the run in runs/x continues there\n"
+            "  -> leave output_dir out, or begin another run: "
+            "redco train runs/x/recipe.resolved.yaml output_dir=runs/y"
+        )
+
+    def test_a_recipe_is_loaded_as_ever(self, load):
+        loaded = load("")
+        assert load_run("r.yaml", (), {}) == loaded

@@ -240,6 +240,11 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def measured(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a record, without what every record says of itself; None for those that were not finite."""
+    return {name: value for name, value in record.items() if name not in _OWN_NAMES}
+
+
 def _decoded(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line, parse_constant=_refuse)
