@@ -21,10 +21,10 @@ from redco_cli.recipe.load import load_recipe, load_run, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
-from redco_cli.reports import show_training
+from redco_cli.reports import runs, show_training
 from redco_cli.runtime.rendezvous.join import joined
 from redco_cli.runtime.simulated_devices import simulate_devices
-from redco_cli.shell import Commands, show_warning
+from redco_cli.shell import Checkpoint, Commands, Json, Overrides, RecipeArgument, show_warning
 from redco_cli.version import __version__
 
 app = typer.Typer(
@@ -36,13 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Values to change: train.steps=100 model.dtype=bfloat16"),
-]
-Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="last|best|PATH", help="Where parameters are from.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -132,6 +125,9 @@ def export(
         "difference": exported.difference,
     }
     result(document, as_json)
+
+
+app.command(epilog="Example: redco runs runs/short runs/long --plot losses.png")(runs)
 
 
 @app.command(epilog="Example: redco validate recipes/quickstart.yaml train.steps=100")

@@ -1,14 +1,49 @@
-"""What the commands print of runs."""
+"""The commands that look at runs, and what the others print of one."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from redco_cli.console import result, table
+import typer
+
+from redco_cli.console import note, result, table, warn
+from redco_cli.errors import UsageError
 from redco_cli.recipe.load import RESOLVED_NAME, load_recipe, shown
+from redco_cli.shell import Json
+from redco_cli.training.records.runs import RunSummary, differing_keys, find_one, find_runs, metrics_of
 
 if TYPE_CHECKING:  # the command line must not pay for JAX before it needs it
     from redco_cli.training.outcome import TrainResult
+
+
+def runs(
+    directories: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[DIR | RUN RUN]", help="Where your runs are (default: runs), or two to compare."),
+    ] = None,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the losses of both, as PNG.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List runs with state and best metric, or compare two: what differs in their recipes, what they reached."""
+    names = directories or ["runs"]
+    if len(names) == 1 and plot is None:
+        show_runs(find_runs(Path(names[0])), as_json)
+        return
+    if len(names) != 2:
+        given = f"{len(names)} given" if directories else "none given"
+        raise UsageError("redco runs", f"{given}, but two runs are compared", "name their output directories")
+    if Path(names[0]).resolve() == Path(names[1]).resolve():
+        raise UsageError(names[1], "is the same run twice", "name two runs")
+    one, other = find_one(names[0]), find_one(names[1])
+    if plot is not None:
+        from redco_cli.training.records.plot import plot_two
+
+        plot_two({name: run.records for name, run in zip(names, (one, other), strict=True)}, Path(plot))
+    show_comparison((one, other), plot, as_json)
 
 
 def show_training(outcome: TrainResult, as_json: bool) -> None:
@@ -45,3 +80,61 @@ def _what_is_next(outcome: TrainResult) -> dict[str, str]:
         commands["export"] = f"redco export {run} --output DIR"
     more = f"redco train {shown(recipe)} model.params={run} output_dir=NEW train.steps=N"
     return {**commands, "train on from its parameters": more}
+
+
+def show_runs(runs: Sequence[RunSummary], as_json: bool) -> None:
+    """Prints a table of runs."""
+    rows = [run.as_plain() for run in runs]
+    if as_json:
+        result({"runs": rows}, as_json)
+        return
+    for row in rows:
+        row["step"] = row["step"] if row["steps"] is None else f"{row['step']}/{row['steps']}"
+        row["state"] = f"stopped at {row['saved']}" if row["state"] == "stopped" else row["state"]
+        row["written"] = None if row["written"] is None else f"{datetime.fromtimestamp(row['written']):%Y-%m-%d %H:%M}"
+    columns = {
+        "run": "run",
+        "state": "state",
+        "step": "step",
+        "metric": "metric",
+        "best": "best",
+        "best_step": "at step",
+    }
+    columns["written"] = "last written"
+    table("runs", list(columns.values()), [[row[name] for name in columns] for row in rows])
+    for run in runs:
+        if run.problem:
+            warn(run.problem)
+
+
+def show_comparison(runs: tuple[RunSummary, RunSummary], picture: str | None, as_json: bool) -> None:
+    """Prints what differs between two runs: keys of their recipes, and what they reached."""
+    names = [shown(run.directory) for run in runs]
+    keys = differing_keys(*(run.recipe or {} for run in runs))
+    first, second = map(metrics_of, runs)
+    metrics = {
+        name: {"end": [one[0], two[0]], "best": [one[1], two[1]]}
+        for name in {**first, **second}
+        for one, two in [(first.get(name, _NEITHER), second.get(name, _NEITHER))]
+    }
+    if as_json:
+        document = {"runs": [run.as_plain() for run in runs], "recipe": {key: list(pair) for key, pair in keys.items()}}
+        result({**document, "metrics": metrics, "plot": picture}, as_json)
+        return
+    show_runs(runs, as_json)
+    table("recipe", ["key", *names], [[key, *map(_written, pair)] for key, pair in keys.items()])
+    ends = [f"{name}, {which}" for name in names for which in ("end", "best")]
+    table(
+        "metrics",
+        ["metric", *ends],
+        [[name, *first.get(name, _NEITHER), *second.get(name, _NEITHER)] for name in metrics],
+    )
+    note("curves of both: add --plot FILE.png" if picture is None else f"wrote {picture}")
+
+
+_NEITHER = (None, None)
+
+
+def _written(value: object) -> str:
+    """A value of a recipe, as a recipe has it."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

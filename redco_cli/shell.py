@@ -1,17 +1,25 @@
-"""How every command behaves in a shell: errors become a message and an exit code, warnings a line like ours."""
+"""How every command behaves in a shell: arguments that several share, errors as a message and an exit code."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
 
 from redco_cli.console import note, print_error, warn
 from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, RedcoError
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Values to change: train.steps=100 model.dtype=bfloat16"),
+]
+Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="last|best|PATH", help="Where parameters are from.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
 class Commands(typer.core.TyperGroup):

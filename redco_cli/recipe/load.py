@@ -23,6 +23,8 @@ from redco_cli.recipe.yaml12 import dump_yaml, parse_scalar, parse_yaml
 
 ENVIRONMENT_PREFIX = "REDCO_"
 RESOLVED_NAME = "recipe.resolved.yaml"
+LENGTH_IN_STEPS = re.compile(r"^# train\.steps: .* (\d+) optimizer steps$", re.MULTILINE)
+"""The line of a resolved recipe that says what a length in epochs comes to."""
 _REMARK = re.compile(r"""  # (command line|environment \w+|[^"']+:\d+)$""")
 _ASIDE = "x-"
 """How the top-level keys begin that are no part of a recipe, but a place for anchors."""
@@ -159,10 +161,17 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def resolved_yaml(loaded: LoadedRecipe) -> str:
-    """The whole recipe with every default, each line with the origin of its value; loads to the same recipe."""
+def resolved_yaml(loaded: LoadedRecipe, steps: int | None = None) -> str:
+    """The whole recipe with every default, each line with the origin of its value; loads to the same recipe.
+
+    Args:
+        loaded: the recipe.
+        steps: what `train.steps` comes to, noted where it is given in another unit.
+    """
     first, remarks = _remarks(loaded.path)
     lines = [first or f"# resolved from {loaded.path}; values without a remark are defaults"]
+    if steps is not None and loaded.recipe.train.steps.unit != "steps":
+        lines.append(f"# train.steps: {loaded.recipe.train.steps} are {steps} optimizer steps")
     text = dump_yaml(loaded.recipe.model_dump(mode="json"))
     positions = {line: key for key, line in parse_yaml(text, RESOLVED_NAME).lines.items()}
     for number, line in enumerate(text.splitlines(), start=1):

@@ -1,9 +1,13 @@
-"""Whether something can be written, asked before there is work to lose."""
+"""Whether something can be written, asked before there is work to lose; and files that are seen to be written."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from io import FileIO
 from pathlib import Path
+from typing import Literal
 
 from redco_cli.errors import StorageError
 from redco_cli.recipe.load import shown
@@ -25,3 +29,23 @@ def check_directory(directory: Path, where: str, remedy: str) -> None:
         raise StorageError(where, f"{shown(directory)} cannot be made: {shown(nearest)} is no directory", remedy)
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise StorageError(where, f"{shown(directory)} cannot be written: no permission for {shown(nearest)}", remedy)
+
+
+def open_held(path: Path, mode: Literal["wb", "ab"]) -> FileIO:
+    """A file to write, locked as long as it is open: others see that somebody writes it, until this process ends."""
+    file = path.open(mode, buffering=0)
+    with contextlib.suppress(OSError):  # a disk without locks, or somebody who is just looking
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process has a file open by `open_held`; not seen where another machine's locks are not shared."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -116,7 +116,7 @@ def open_run(
         start.checkpoints.sweep()
         stack.callback(start.checkpoints.close)
         recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
-        _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned))
+        _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned, timeline.steps))
         _write(start.directory / SHARDING_NAME, json.dumps(placement.plan.described(), indent=1))
         if is_seekable(job.train_examples):
             start.checkpoints.position = job.train_examples.journal.saved

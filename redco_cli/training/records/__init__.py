@@ -4,5 +4,5 @@ In: metrics of steps and evaluations, and the time they took. Out: `metrics.json
 record in TensorBoard or Weights & Biases.
 
 Start with `metrics`: `Meter` measures speed, `Recorder` writes the file and hands each record to the trackers of
-`sinks`. `plot` draws the picture from the file.
+`sinks`. `plot` draws the picture from the file, and `runs` reads what many runs have left behind.
 """

@@ -29,6 +29,7 @@ from typing import Any, Literal, Self
 
 from redco_cli.console import warn
 from redco_cli.errors import PluginError, StorageError
+from redco_cli.runtime.disk import open_held
 from redco_cli.runtime.peers.multihost import is_main_process
 from redco_cli.training.records.sinks import Sink
 
@@ -143,7 +144,7 @@ class Recorder:
             directory.mkdir(parents=True, exist_ok=True)
             if not fresh and self.path.exists():
                 self._rewrite(read_records(self.path))
-            self._file = self.path.open("wb" if fresh else "ab", buffering=0)
+            self._file = open_held(self.path, "wb" if fresh else "ab")
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +190,7 @@ class Recorder:
         with _writing(self.path):
             self._rewrite([record for record in read_records(self.path) if record["step"] <= step])
             self._file.close()
-            self._file = self.path.open("ab", buffering=0)
+            self._file = open_held(self.path, "ab")
 
     def close(self) -> None:
         """Closes the file and the sinks."""

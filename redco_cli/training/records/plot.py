@@ -1,10 +1,10 @@
-"""The picture of a run: losses and learning rate over steps, drawn from `metrics.jsonl`."""
+"""The picture of a run: losses and learning rate over steps, drawn from `metrics.jsonl`; and that of two beside."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,24 +63,63 @@ def plot_losses(metrics_file: Path, png: Path) -> None:
     Raises:
         StorageError: the records cannot be read, or the picture cannot be written.
     """
+    records = read_records(metrics_file)
+    name = metrics_file.resolve().parent.name
+    _save(lambda: draw_losses(records, name), png, "free space there, or set logging.plot=false")
+
+
+def plot_two(runs: Mapping[str, Sequence[Mapping[str, Any]]], png: Path) -> None:
+    """Draws the losses of two runs, train (smoothed) and eval, in one picture; replaces `png` in one stroke.
+
+    Args:
+        runs: name to records, of both.
+        png: where the picture goes.
+
+    Raises:
+        StorageError: the picture cannot be written.
+    """
+    _save(lambda: draw_two(runs), png, "choose another file: --plot FILE")
+
+
+def _save(draw: Callable[[], Figure], png: Path, remedy: str) -> None:
     import matplotlib as mpl
 
-    records = read_records(metrics_file)
     temporary = png.with_name(f".{png.name}.new")
     with mpl.rc_context(_STYLE):
-        figure = draw_losses(records, metrics_file.resolve().parent.name)
+        figure = draw()
         try:
             figure.savefig(temporary, format="png", dpi=160)
             os.replace(temporary, png)
         except OSError as error:
-            remedy = "free space there, or set logging.plot=false"
+            temporary.unlink(missing_ok=True)
             raise StorageError(str(png), f"cannot be written: {error.strerror}", remedy) from None
+
+
+def draw_two(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+    """The figure of two runs: a colour for each, a line for the loss of training, dots for that of evaluation."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.6), layout="constrained")
+    axes = figure.subplots()
+    drawn = []
+    for colour, (name, records) in zip((_TRAIN, _EVAL), runs.items(), strict=True):
+        train, evaluation, label = curve(records, "train", "loss"), curve(records, "eval", "loss"), _literal(name)
+        values = train.values if len(train.steps) < _FEW else smoothed(train.values)
+        axes.plot(train.steps, values, color=colour, linewidth=1.4, label=f"{label}, train")
+        if len(evaluation.steps):
+            axes.plot(*evaluation, "o--", color=colour, linewidth=0.8, markersize=4, label=f"{label}, eval")
+        drawn += [train.values, evaluation.values]
+    if spans_decades(np.concatenate(drawn)):
+        _use_log_scale(axes)
+    axes.set_ylabel("loss")
+    _count_steps(axes)
+    axes.legend(frameon=False, loc="upper right", labelcolor=_INK, handlelength=1.6)
+    return figure
 
 
 def draw_losses(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """The figure of `records`: the losses above, the learning rate below."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     train, evaluation = curve(records, "train", "loss"), curve(records, "eval", "loss")
     figure = Figure(figsize=(7.2, 4.6), layout="constrained")
@@ -91,14 +130,11 @@ def draw_losses(records: Sequence[Mapping[str, Any]], title: str) -> Figure:
     if spans_decades(np.concatenate([train.values, evaluation.values])):
         _use_log_scale(losses)
     losses.set_ylabel("loss")
-    losses.set_title(title.replace("$", r"\$"), loc="left", fontsize=12, fontweight="bold", pad=10)
+    losses.set_title(_literal(title), loc="left", fontsize=12, fontweight="bold", pad=10)
     if losses.get_legend_handles_labels()[0]:
         losses.legend(frameon=False, loc="upper right", labelcolor=_INK, handlelength=1.6)
     _draw_rate(rates, curve(records, "train", "learning_rate"))
-    rates.set_xlabel("step")
-    rates.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=(1, 2, 5, 10)))
-    rates.xaxis.set_major_formatter(EngFormatter(sep=""))
-    rates.margins(x=0.02)
+    _count_steps(rates)
     figure.align_ylabels()
     return figure
 
@@ -183,6 +219,20 @@ def _draw_rate(axes: Axes, rate: Curve) -> None:
     if peak > 0:
         axes.set_ylim(0, peak * 1.12)
         axes.set_yticks([0, peak], ["0", f"{peak:.1e}"])
+
+
+def _count_steps(axes: Axes) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=(1, 2, 5, 10)))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.02)
+
+
+def _literal(name: str) -> str:
+    """A name in which matplotlib finds no formula."""
+    return name.replace("$", r"\$")
 
 
 def _use_log_scale(axes: Axes) -> None:
