@@ -18,10 +18,20 @@ if TYPE_CHECKING:
     from redco_cli.exporting.export import Exported
     from redco_cli.models.resolve import load_model
     from redco_cli.planning.inspect import inspect_sharding
-    from redco_cli.run import export, predict, train
+    from redco_cli.run import export, predict, predict_examples, train
     from redco_cli.training.outcome import TrainResult
 
-__all__ = ["Exported", "TrainResult", "__version__", "export", "inspect_sharding", "load_model", "predict", "train"]
+__all__ = [
+    "Exported",
+    "TrainResult",
+    "__version__",
+    "export",
+    "inspect_sharding",
+    "load_model",
+    "predict",
+    "predict_examples",
+    "train",
+]
 
 _HOMES = {
     "Exported": "redco_cli.exporting.export",
@@ -30,6 +40,7 @@ _HOMES = {
     "export": "redco_cli.run",
     "inspect_sharding": "redco_cli.planning.inspect",
     "predict": "redco_cli.run",
+    "predict_examples": "redco_cli.run",
     "train": "redco_cli.run",
 }
 

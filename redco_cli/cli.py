@@ -21,7 +21,7 @@ from redco_cli.recipe.load import load_recipe, load_run, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
-from redco_cli.reports import runs, show_training
+from redco_cli.reports import check_prompt, read_stdin, runs, show_predictions, show_training
 from redco_cli.runtime.rendezvous.join import joined
 from redco_cli.runtime.simulated_devices import simulate_devices
 from redco_cli.shell import Checkpoint, Commands, Json, Overrides, RecipeArgument, show_warning
@@ -72,9 +72,10 @@ def predict(
     input_file: Annotated[
         str | None,
         typer.Option(
-            "--input", metavar="FILE", help="Examples, JSON lines; default: predict.input or the eval examples."
+            "--input", metavar="FILE|-", help="Examples, JSON lines; default: predict.input or the eval examples."
         ),
     ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="Predict this text only.")] = None,
     output_file: Annotated[
         str | None, typer.Option("--output", metavar="FILE", help="Default: OUTPUT_DIR/predictions/NAME.jsonl.")
     ] = None,
@@ -82,13 +83,20 @@ def predict(
     show: Annotated[int, typer.Option("--show", metavar="N", min=0, help="Also print the first N predictions.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Predict a JSON-lines file or the eval data. In order, each example once; continues if killed."""
+    """Predict a JSON-lines file, a text or the eval data. In order, each example once; files continue if killed."""
     from redco_cli.recipe.load import find_run
 
+    check_prompt(prompt, input_file, output_file, show)
     with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error, hush):
+        given = read_stdin() if input_file == "-" else prompt
         from redco_cli.run import predict as run_predict
+        from redco_cli.run import predict_examples
 
-        file = run_predict(target, overrides or (), input=input_file, output=output_file, checkpoint=checkpoint)
+        if given is not None and output_file is None:
+            show_predictions(predict_examples(target, given, overrides or (), checkpoint=checkpoint), prompt, as_json)
+            return
+        source = given or input_file
+        file = run_predict(target, overrides or (), input=source, output=output_file, checkpoint=checkpoint)
         with file.open(encoding="utf-8") as lines:
             predictions = [json.loads(line) for line in lines]
         if as_json:

@@ -99,7 +99,11 @@ def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
     return ("train", "eval", "predict") if recipe.eval.predict else ("train", "eval")
 
 
-def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Sequence[Example] | None = None) -> Job:
+Given = Sequence[Example] | Callable[[LoadedPlugin], Sequence[Example]]
+"""Examples, or what makes them once the plugin is known."""
+
+
+def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | None = None) -> Job:
     """Finds plugin, tokenizer, model and data, and proves the plugin's functions on a real batch.
 
     Args:
@@ -126,6 +130,7 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Sequence[Ex
             found = "" if plugin.load_examples is None else "; load_examples(ctx, 'train') returned None"
             remedy = "add data.train, or let load_examples(ctx, 'train') of the plugin return examples"
             raise DataError(loaded.where("data.train"), f"there is no training data{found}", remedy)
+    given = given(plugin) if callable(given) else given
     job = replace(job, eval_examples=_examples(job, "eval") if given is None else given)
     if job.eval_examples is None:
         _refuse_without_eval(loaded, stages)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from redco_cli.console import note, result, table, warn
+from redco_cli.console import note, result, table, warn, write_result
+from redco_cli.data.jsonl import read_lines
 from redco_cli.errors import UsageError
 from redco_cli.recipe.load import RESOLVED_NAME, load_recipe, shown
+from redco_cli.runtime.peers.multihost import current_connection
 from redco_cli.shell import Json
 from redco_cli.training.records.runs import RunSummary, differing_keys, find_one, find_runs, metrics_of
 
@@ -44,6 +47,48 @@ def runs(
 
         plot_two({name: run.records for name, run in zip(names, (one, other), strict=True)}, Path(plot))
     show_comparison((one, other), plot, as_json)
+
+
+def check_prompt(prompt: str | None, input_file: str | None, output_file: str | None, show: int) -> None:
+    """Refuses options of `redco predict` that a prompt, or an input that is no file, leaves nothing to do.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    others = {"--input": input_file, "--output": output_file, "--show": show or None}
+    for option, value in others.items() if prompt is not None else ():
+        if value is not None:
+            raise UsageError("--prompt", f"{option} is given too, and the two exclude each other", "keep one of them")
+    if input_file == "-" and output_file is None and show:
+        raise UsageError("--show", "--input - prints every prediction, unless there is an --output", "leave it out")
+
+
+def read_stdin() -> list[dict[str, Any]]:
+    """The examples on standard input, JSON lines.
+
+    Raises:
+        UsageError: several processes would share it.
+        DataError: they cannot be read.
+    """
+    if current_connection() is not None:
+        problem = "only one process could read the standard input, but several predict"
+        raise UsageError("--input -", problem, "write the examples to a file that all share, and name it")
+    return read_lines(sys.stdin.buffer, "standard input")
+
+
+def show_predictions(lines: Sequence[Mapping[str, Any]], prompt: str | None, as_json: bool) -> None:
+    """Prints predictions: that of a prompt as it is, others as the lines of a predictions file.
+
+    With `as_json`, all as one JSON document.
+    """
+    if as_json:
+        result({"examples": len(lines), "predictions": list(lines)}, as_json)
+        return
+    for line in lines:
+        if prompt is not None and isinstance(line["prediction"], str):
+            write_result(line["prediction"])
+        else:
+            write_result(json.dumps(line["prediction"] if prompt is not None else line, ensure_ascii=False))
 
 
 def show_training(outcome: TrainResult, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,8 @@ from redco_cli.planning.choice import choose_placement, memory_of_a_device, reci
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
-from redco_cli.prediction.predict import Predictor, check_output, write_predictions
+from redco_cli.prediction.predict import Predictor, check_output, line_of, write_predictions
+from redco_cli.prediction.prompt import explaining_prompt, prompt_example
 from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, load_run, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
@@ -84,7 +86,7 @@ def predict(
     target: Name,
     overrides: Sequence[str] = (),
     *,
-    input: Name | None = None,
+    input: Name | Sequence[Example] | None = None,
     output: Name | None = None,
     checkpoint: str = "last",
 ) -> Path:
@@ -94,7 +96,7 @@ def predict(
         target: the output directory of a run, a recipe file, or the name of a shipped recipe. A recipe predicts with
             the newest checkpoint in its `output_dir`; without one, with `model.params` or the weights of `model.name`.
         overrides: `dotted.key=value` strings.
-        input: a JSON-lines file; default: the recipe's `predict.input`, or else its eval examples.
+        input: a JSON-lines file, or examples; default: the recipe's `predict.input`, or else its eval examples.
         output: the file to write; default: `predictions/<name of the input>.jsonl` in the output directory.
         checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
 
@@ -107,12 +109,17 @@ def predict(
     recipe, directory = find_run(target)
     loaded = load_recipe(recipe, overrides)
     directory = directory or Path(loaded.recipe.output_dir)
-    source = input if input is not None else pin_paths(loaded).recipe.predict.input
-    name = "eval_examples" if source is None else Path(source).stem
+    given: Sequence[Example] | None = None
+    source: Name | None = None
+    if input is None or isinstance(input, str | os.PathLike):
+        source = pin_paths(loaded).recipe.predict.input if input is None else input
+    else:
+        given = input
+    name = "given" if given is not None else "eval_examples" if source is None else Path(source).stem
     file = Path(output) if output is not None else directory / "predictions" / f"{name}.jsonl"
     check_output(file, source)
     enable_compilation_cache()
-    job = prepare(loaded, stages=("predict",), given=None if source is None else read_jsonl(source))
+    job = prepare(loaded, stages=("predict",), given=given if source is None else read_jsonl(source))
     placement = recipe_placement(job, read_prediction)
     with explaining_out_of_memory(job, placement, "predict"):
         params, origin = trained_params(job, placement, directory, checkpoint)
@@ -121,6 +128,41 @@ def predict(
             predictor = Predictor(job, placement, progress.compiling)
             write_predictions(predictor, params, job, file, origin, progress.update)
     return file
+
+
+def predict_examples(
+    target: Name, examples: Sequence[Example] | str, overrides: Sequence[str] = (), *, checkpoint: str = "last"
+) -> list[dict[str, Any]]:
+    """Predicts a few examples and keeps nothing on disk.
+
+    Args:
+        target: as for `predict`.
+        examples: the examples; or a text, of which one example is made under the column that the plugin reads.
+        overrides: `dotted.key=value` strings.
+        checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
+
+    Returns:
+        For each example what a line of a predictions file would hold: `index`, `example`, `prediction`.
+
+    Raises:
+        UsageError: the plugin makes no batch of a text alone.
+        RedcoError: with place, problem and remedy.
+    """
+    recipe, directory = find_run(target)
+    loaded = load_recipe(recipe, overrides)
+    enable_compilation_cache()
+    if isinstance(examples, str):
+        with explaining_prompt():
+            job = prepare(loaded, stages=("predict",), given=prompt_example(examples))
+    else:
+        job = prepare(loaded, stages=("predict",), given=examples)
+    given, placement = job.eval_examples, recipe_placement(job, read_prediction)
+    with explaining_out_of_memory(job, placement, "predict"):
+        params, origin = trained_params(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        note(f"with the parameters of {origin}")
+        with CountProgress("predicting", len(given)) as progress:
+            found = Predictor(job, placement, progress.compiling).all(params, given, progress.update)
+    return [json.loads(line_of(index, given[index], one, job)) for index, one in enumerate(found)]
 
 
 def export(

@@ -21,6 +21,7 @@ from redco_cli.console.screen import (
     stdout,
     table,
     warn,
+    write_result,
 )
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "stdout",
     "table",
     "warn",
+    "write_result",
 ]

@@ -103,6 +103,11 @@ def result(document: Mapping[str, Any], as_json: bool, console: Console | None =
             say(console, line)
 
 
+def write_result(text: str, console: Console | None = None) -> None:
+    """A result that is text, with a line end."""
+    say(console or stdout(), text)
+
+
 def table(
     title: str,
     columns: Sequence[str],

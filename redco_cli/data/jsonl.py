@@ -36,11 +36,25 @@ def read_jsonl(path: str | os.PathLike[str]) -> JsonLines:
     """
     try:
         with open(path, "rb") as file:
-            objects = JsonLines(str(path), _parse_lines(file, str(path)))
+            return read_lines(file, str(path))
     except OSError as error:
         raise DataError(str(path), f"cannot be read: {error.strerror or error}", "check the path") from None
+
+
+def read_lines(file: IO[bytes], name: str) -> JsonLines:
+    """The objects of an open JSON lines file, to its end.
+
+    Args:
+        file: the file.
+        name: what to call it.
+
+    Raises:
+        DataError: as `read_jsonl`.
+        OSError: it cannot be read.
+    """
+    objects = JsonLines(name, _parse_lines(file, name))
     if not objects:
-        raise DataError(str(path), "holds no examples", _REMEDY)
+        raise DataError(name, "holds no examples", _REMEDY)
     return objects
 
 

@@ -3,5 +3,6 @@
 In: a job, its placement, parameters, and examples. Out: predictions as JSON-able values (`Predictor.all`, which
 evaluation uses too), or a JSON-lines file with one line per example (`write_predictions`, for `redco predict`).
 
-All of it is in `predict`: start with its docstring, which says when a partial file is continued and when it is not.
+Start with the docstring of `predict`, which says when a partial file is continued and when it is not. `prompt` makes an
+example of one text.
 """

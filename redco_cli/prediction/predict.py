@@ -172,7 +172,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
     with stop_on_signal(note) as stop, file:
         try:
             for index, prediction in predictor(params, examples, start, census):
-                line = _line(index, examples[index], prediction, job)
+                line = line_of(index, examples[index], prediction, job)
                 with _writing(output):
                     while line:  # a write to a full disk may take a part and only then fail
                         line = line[file.write(line) :]
@@ -192,7 +192,8 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
     census.finish()
 
 
-def _line(index: int, example: Example, prediction: Any, job: Job) -> bytes:
+def line_of(index: int, example: Example, prediction: Any, job: Job) -> bytes:
+    """The line of a predictions file; a `PluginError` for a number that JSON cannot hold."""
     line = {"index": index, "example": _shown(example), "prediction": prediction}
     try:
         text = json.dumps(line, ensure_ascii=False, allow_nan=False)
