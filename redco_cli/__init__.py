@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from redco_cli.exporting.export import Exported
     from redco_cli.models.resolve import load_model
     from redco_cli.planning.inspect import inspect_sharding
-    from redco_cli.run import export, predict, predict_examples, train
+    from redco_cli.run import evaluate, export, predict, predict_examples, train
+    from redco_cli.training.evaluate import EvalResult
     from redco_cli.training.outcome import TrainResult
 
 __all__ = [
+    "EvalResult",
     "Exported",
     "TrainResult",
     "__version__",
+    "evaluate",
     "export",
     "inspect_sharding",
     "load_model",
@@ -37,6 +40,8 @@ _HOMES = {
     "Exported": "redco_cli.exporting.export",
     "load_model": "redco_cli.models.resolve",
     "TrainResult": "redco_cli.training.outcome",
+    "EvalResult": "redco_cli.training.evaluate",
+    "evaluate": "redco_cli.run",
     "export": "redco_cli.run",
     "inspect_sharding": "redco_cli.planning.inspect",
     "predict": "redco_cli.run",

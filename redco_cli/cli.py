@@ -21,7 +21,7 @@ from redco_cli.recipe.load import load_recipe, load_run, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
-from redco_cli.reports import check_prompt, read_stdin, runs, show_predictions, show_training
+from redco_cli.reports import check_prompt, evaluate, read_stdin, runs, show_predictions, show_training
 from redco_cli.runtime.rendezvous.join import joined
 from redco_cli.runtime.simulated_devices import simulate_devices
 from redco_cli.shell import Checkpoint, Commands, Json, Overrides, RecipeArgument, show_warning
@@ -135,6 +135,7 @@ def export(
     result(document, as_json)
 
 
+app.command("eval", epilog="Example: redco eval runs/quickstart --checkpoint best eval.predict=true")(evaluate)
 app.command(epilog="Example: redco runs runs/short runs/long --plot losses.png")(runs)
 
 
@@ -239,7 +240,9 @@ def init(
 
 @app.command(epilog="Example: redco launch --processes 2 --devices-per-process 2 -- train quickstart")
 def launch(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="train or predict, and what follows.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="train, eval or predict, with arguments.")
+    ],
     processes: Annotated[int, typer.Option("--processes", metavar="N", min=1, help="How many to start.")],
     devices: Annotated[
         int | None,

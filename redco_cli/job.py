@@ -135,7 +135,7 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | Non
     if job.eval_examples is None:
         _refuse_without_eval(loaded, stages)
     if job.model is None:
-        job = replace(job, model=_built_model(job))
+        job = replace(job, model=_built_model(job, stages[0]))
     prove_plugin(job, stages)
     return job
 
@@ -153,7 +153,7 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> None:
             continue
         batch = _probe(job, examples, stage)
         proved = prove(job.plugin, job.context(stage), job.model.abstract, batch, stage=stage)
-        if stage == "eval":
+        if stage == "eval" and "train" in stages:
             _check_best_metric(job, ["loss", *proved.metrics])
 
 
@@ -216,6 +216,9 @@ def _warner(where: str) -> Callable[[str], None]:
 def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
     """Refuses a job that asks for what only eval examples can give."""
     if "train" not in stages:
+        if "eval" in stages:
+            remedy = "give data.eval.path and data.eval.data_files, or let load_examples(ctx, 'eval') return examples"
+            raise DataError(loaded.where("data.eval"), "there is nothing to evaluate", remedy)
         raise DataError(loaded.where("data.eval"), "there is nothing to predict", "give --input FILE, or add data.eval")
     section = loaded.recipe.eval
     asked = [key for key in ("every", "at_start", "predict") if getattr(section, key)]
@@ -224,10 +227,9 @@ def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
         raise DataError(loaded.where(f"eval.{asked[0]}"), "there is no eval data", remedy)
 
 
-def _built_model(job: Job) -> Any:
+def _built_model(job: Job, stage: Stage) -> Any:
     where = f"{job.plugin.file}: build_model"
-    stage: Stage = "predict" if job.train_examples is None else "train"
-    examples = job.eval_examples if job.train_examples is None else job.train_examples
+    examples = job.train_examples if stage == "train" else job.eval_examples
     assert job.plugin.build_model is not None
     batch = _probe(job, examples, stage)
     with guarded(where, "build_model", job.plugin.file):

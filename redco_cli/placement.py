@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.job import Job, first_batch, micro_batch_size
 from redco_cli.plugin.calls import call_predict
-from redco_cli.plugin.contract import Batch, Loss, Params
+from redco_cli.plugin.contract import Batch, Loss, Params, Stage
 from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.batch_shards import batch_sharded
@@ -112,14 +112,22 @@ def overrides(recipe: Recipe) -> tuple[Override, ...]:
 
 
 def read_loss(job: Job) -> Reading:
-    """The logical axes of the parameters, from the plugin's loss over a global micro-batch."""
+    """The logical axes of the parameters, from the plugin's loss over a global micro-batch of training."""
+    return _read_loss(job, "train")
 
+
+def read_evaluation(job: Job) -> Reading:
+    """The logical axes of the parameters, from the plugin's loss of eval examples: there may be no others."""
+    return _read_loss(job, "eval")
+
+
+def _read_loss(job: Job, stage: Stage) -> Reading:
     def loss(params: Params, arrays: Any) -> Any:
-        return job.loss(params, arrays, jax.random.key(0), train=True).sum
+        return job.loss(params, arrays, jax.random.key(0), train=stage == "train").sum
 
     rows = micro_batch_size(job.recipe)
     with batch_sharded(rows):
-        return read(loss, job.model.abstract, abstract_batch(job, rows))
+        return read(loss, job.model.abstract, abstract_batch(job, rows, stage))
 
 
 def read_prediction(job: Job) -> Reading:

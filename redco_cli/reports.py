@@ -11,16 +11,35 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from redco_cli.console import note, result, table, warn, write_result
+from redco_cli.console import hush, note, print_error, result, table, warn, write_result
 from redco_cli.data.jsonl import read_lines
 from redco_cli.errors import UsageError
-from redco_cli.recipe.load import RESOLVED_NAME, load_recipe, shown
+from redco_cli.recipe.load import RESOLVED_NAME, find_run, load_recipe, shown
 from redco_cli.runtime.peers.multihost import current_connection
-from redco_cli.shell import Json
+from redco_cli.runtime.rendezvous.join import joined
+from redco_cli.shell import Checkpoint, Json, Overrides
 from redco_cli.training.records.runs import RunSummary, differing_keys, find_one, find_runs, metrics_of
 
 if TYPE_CHECKING:  # the command line must not pay for JAX before it needs it
     from redco_cli.training.outcome import TrainResult
+
+
+def evaluate(
+    target: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="The output directory of a run, or its recipe.")],
+    overrides: Overrides = None,
+    checkpoint: Checkpoint = "last",
+    as_json: Json = False,
+) -> None:
+    """Evaluate a run on its eval data or on others, each example once. Nothing of the run changes."""
+    with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error, hush):
+        from redco_cli.run import evaluate as run_evaluate
+
+        found = run_evaluate(target, overrides or (), checkpoint=checkpoint)
+        if as_json:
+            result({"parameters": found.parameters, "examples": found.examples, "metrics": dict(found.values)}, as_json)
+        else:
+            columns = ["examples", *found.values]
+            table(f"evaluation of {found.parameters}", columns, [[found.examples, *found.values.values()]])
 
 
 def runs(

@@ -1,7 +1,8 @@
-"""The main path: train, predict and export, as sequences of named steps."""
+"""The main path: train, evaluate, predict and export, as sequences of named steps."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, expo
 from redco_cli.job import Job, check_sizes, prepare, stages_of
 from redco_cli.models.example_inputs import example_inputs, example_loss
 from redco_cli.models.weights.load import checkpoint_directory
-from redco_cli.placement import Placement, place, read_loss, read_prediction
+from redco_cli.placement import Placement, place, read_evaluation, read_loss, read_prediction
 from redco_cli.planning.choice import choose_placement, memory_of_a_device, recipe_placement
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
@@ -30,6 +31,8 @@ from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import parameters_only, read
+from redco_cli.training.evaluate import EvalResult, compiled_evaluation
+from redco_cli.training.evaluate import evaluate as mean_loss
 from redco_cli.training.outcome import TrainResult, finished
 from redco_cli.training.saving.parameters import check_initial_params, trained_params
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
@@ -80,6 +83,38 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
             means = run.train() if job.plugin.run_fn is None else outer_loop(run, job)
     kept = start.checkpoints
     return TrainResult(start.directory, run.step, means, run.history, kept.best(), kept.path(kept.steps()[-1]))
+
+
+def evaluate(target: Name, overrides: Sequence[str] = (), *, checkpoint: str = "last") -> EvalResult:
+    """Loss and metrics of a run on its eval data or on others, as training evaluates; nothing of the run changes.
+
+    Args:
+        target: as for `predict`.
+        overrides: `dotted.key=value` strings, such as `data.eval.data_files=other.jsonl` or `eval.predict=true`.
+        checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
+
+    Raises:
+        RedcoError: with place, problem and remedy.
+    """
+    recipe, directory = find_run(target)
+    loaded = load_recipe(recipe, overrides)
+    enable_compilation_cache()
+    job = prepare(loaded, stages=stages_of(loaded.recipe)[1:])
+    placement, count = recipe_placement(job, read_evaluation), len(job.eval_examples)
+    with explaining_out_of_memory(job, placement, "eval"), contextlib.ExitStack() as stack:
+        params, origin = trained_params(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        note(f"{count} examples, with the parameters of {origin}")
+        progress = stack.enter_context(CountProgress("evaluating", count))
+        step = compiled_evaluation(job, placement, progress.compiling)
+
+        def predictions(params: Params, examples: Sequence[Example]) -> list[Any]:
+            stack.close()
+            with CountProgress("predicting", count) as progress:
+                return Predictor(job, placement, progress.compiling).all(params, examples, progress.update)
+
+        predicts = predictions if job.recipe.eval.predict else None
+        values = mean_loss(job, placement.mesh, step, params, None, lambda done, _: progress.update(done), predicts)
+    return EvalResult(origin, count, values)
 
 
 def predict(

@@ -18,7 +18,7 @@ from redco_cli.errors import UsageError
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
 from redco_cli.runtime.simulated_devices import simulate_devices
 
-COMMANDS = ("train", "predict")
+COMMANDS = ("train", "eval", "predict")
 """What can be done by several processes."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 _PATIENCE = (20.0, 10.0)  # seconds for the others to end by themselves after a failure, and once they are asked to

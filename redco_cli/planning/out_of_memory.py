@@ -34,7 +34,7 @@ _SHOWN_EDITS = 5
 _LEAST = 0.01  # of all, below which neither a kind of memory nor a saving is told
 _LONGEST = 160
 _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?) ?(?P<unit>bytes|[KMGT]i?B?)\b")
-_STAGES = {"train": "training", "predict": "prediction", "export": "export"}
+_STAGES = {"train": "training", "eval": "evaluation", "predict": "prediction", "export": "export"}
 _FAILURES = (RedcoError, MemoryError, RuntimeError, ArithmeticError, LookupError, ValueError, TypeError, AttributeError)
 """Of a plan, which must not hide why the run ended: it traces the program of a user, with no memory to spare."""
 _POWERS = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4}
@@ -42,7 +42,7 @@ _POWERS = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 @contextlib.contextmanager
 def explaining_out_of_memory(
-    job: Job, placement: Placement, stage: Literal["train", "predict", "export"]
+    job: Job, placement: Placement, stage: Literal["train", "eval", "predict", "export"]
 ) -> Iterator[None]:
     """Says, when memory runs out, of what it is full and what to change. Costs nothing as long as it does not.
 
@@ -87,7 +87,8 @@ def _shortage(job: Job, placement: Placement, stage: str, where: str, reported: 
             edits = []
         else:
             held, total = _parameters(placement.plan), each
-            edits = _smaller_batch(job, placement, "predict", reported) + _split_parameters(placement)
+            batch: Literal["eval", "predict"] = "eval" if where == "eval step" else "predict"
+            edits = _smaller_batch(job, placement, batch, reported) + _split_parameters(placement)
     except _FAILURES as error:
         remedy = "lower train.micro_batch_size or data.max_length, set model.dtype: bfloat16 or train.remat: full"
         return DeviceError(where, f"{problem} (and there is no plan of it: {error})", remedy)

@@ -9,6 +9,7 @@ import functools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -18,15 +19,32 @@ from redco_cli.data.batch import eval_slices
 from redco_cli.data.loader import eval_batches
 from redco_cli.errors import DataError, RecipeError
 from redco_cli.job import Job, inference_batch_size
+from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Example, Loss, Params
 from redco_cli.runtime.mesh import batch_sharding, data_shards, local_rows, put, replicated
 from redco_cli.runtime.peers.agreement import sum_over_processes
-from redco_cli.runtime.program import Program
+from redco_cli.runtime.program import Announce, Program
 from redco_cli.runtime.stopping.signals import stopping_point
+from redco_cli.training.step import make_eval_step
 
 IN_FLIGHT = 2
 """Batches whose result is not waited for: the next is read while the device computes."""
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """What an evaluation by itself found.
+
+    Attributes:
+        parameters: where they are from: the directory of a checkpoint, or `model.name`.
+        examples: how many, each once.
+        values: `loss`, the plugin's metrics, and with `eval.predict` those of its `metric_fn`.
+    """
+
+    parameters: str
+    examples: int
+    values: Mapping[str, float]
 
 
 def evaluate(
@@ -57,6 +75,12 @@ def evaluate(
     if predict is not None:
         values |= call_metric(job.plugin, job.context("predict"), chosen, predict(params, chosen))
     return values
+
+
+def compiled_evaluation(job: Job, placement: Placement, announce: Announce) -> Program:
+    """The eval step of a job on its devices; compiles nothing yet."""
+    step = make_eval_step(placement.loss(job))
+    return Program("eval step", step, announce, out_shardings=replicated(placement.mesh))
 
 
 def check_has(values: Mapping[str, float], metric: str, job: Job) -> None:

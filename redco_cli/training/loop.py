@@ -24,7 +24,7 @@ from redco_cli.plugin.contract import Context, Example, Params
 from redco_cli.runtime.mesh import put_like, replicated
 from redco_cli.runtime.program import Program
 from redco_cli.runtime.stopping.signals import Stopped, StopRequest
-from redco_cli.training.evaluate import check_has, evaluate
+from redco_cli.training.evaluate import check_has, compiled_evaluation, evaluate
 from redco_cli.training.input_pipeline import DeviceBatch, device_batches, open_census
 from redco_cli.training.nonfinite import handle_skipped_step, refuse_to_learn_nothing
 from redco_cli.training.optimizer import Schedule
@@ -32,7 +32,7 @@ from redco_cli.training.records.metrics import Meter, Recorder
 from redco_cli.training.saving.checkpoint import Checkpoints, Meta
 from redco_cli.training.saving.ranking import Best, finite, improves
 from redco_cli.training.state import TrainState, partition, paths
-from redco_cli.training.step import make_eval_step, make_train_step
+from redco_cli.training.step import make_train_step
 from redco_cli.training.timeline import Timeline
 
 Predict = Callable[[Params, Sequence[Example]], list[Any]]
@@ -98,7 +98,7 @@ class TrainingRun:
         self._train_step = Program(
             "train step", train_step, self._compiling, donate=(0,), out_shardings=(places, everywhere)
         )
-        self._eval_step = Program("eval step", make_eval_step(loss), self._compiling, out_shardings=everywhere)
+        self._eval_step = compiled_evaluation(setup.job, setup.placement, self._compiling)
 
     @property
     def ctx(self) -> Context:
