@@ -124,6 +124,10 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | Non
     model = resolve_model(section, where=loaded.where, remat=loaded.recipe.train.remat) if named else None
     tokenizer = load_tokenizer(section, where=loaded.where)
     job = Job(loaded, plugin, model, tokenizer, None, None)
+    if "train" in stages and plugin.run_fn is not None and loaded.recipe.eval.patience is not None:
+        problem = f"{plugin.file} has a run_fn, which alone decides when its run ends"
+        remedy = "leave it out, and let run_fn compare what run.evaluate() returns"
+        raise RecipeError(loaded.where("eval.patience"), problem, remedy)
     if "train" in stages:
         job = replace(job, train_examples=_examples(job, "train"))
         if job.train_examples is None:
@@ -221,7 +225,7 @@ def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
             raise DataError(loaded.where("data.eval"), "there is nothing to evaluate", remedy)
         raise DataError(loaded.where("data.eval"), "there is nothing to predict", "give --input FILE, or add data.eval")
     section = loaded.recipe.eval
-    asked = [key for key in ("every", "at_start", "predict") if getattr(section, key)]
+    asked = [key for key in ("every", "at_start", "predict", "patience") if getattr(section, key)]
     if asked:
         remedy = "add data.eval, or let load_examples(ctx, 'eval') return examples"
         raise DataError(loaded.where(f"eval.{asked[0]}"), "there is no eval data", remedy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ from redco_cli.prediction.prompt import explaining_prompt, prompt_example
 from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, load_run, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
+from redco_cli.runtime.stopping.deadline import stop_in_time
 from redco_cli.runtime.stopping.signals import stop_on_signal
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import parameters_only, read
@@ -53,7 +55,7 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     Raises:
         RedcoError: with place, problem and remedy.
     """
-    loaded = load_run(target, overrides)
+    began, loaded = time.monotonic(), load_run(target, overrides)
     enable_compilation_cache()
     job, placement = choose_placement(prepare(loaded, stages=stages_of(loaded.recipe)))
     check_sizes(job, placement.mesh)
@@ -61,7 +63,6 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     updates = plan_updates(job, timeline)
     start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
     if outcome := finished(start, job, timeline):
-        note(f"{shown(outcome.output_dir)} is finished: all {outcome.step} steps were done before, nothing is trained")
         return outcome
     if start.source is None:
         check_initial_params(job, start.initial)
@@ -69,6 +70,7 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     with (
         explaining_out_of_memory(job, placement, "train"),
         stop_on_signal(note) as stop,
+        stop_in_time(stop, job.recipe.train.max_time, began, note),
         TrainProgress(timeline.steps, start.step) as progress,
     ):
         predictor = Predictor(job, placement, progress.compiling)

@@ -1,4 +1,4 @@
-"""Lengths of time in a run, in the units people think in, converted to optimizer steps once."""
+"""Lengths of a run in the units people think in, converted to optimizer steps once; and times on a clock."""
 
 from __future__ import annotations
 
@@ -132,3 +132,50 @@ def _is_negative(value: object) -> bool:
 def _json_schema(pattern: str, least: int) -> dict[str, Any]:
     text = {"type": "string", "pattern": f"^{pattern.replace('?P<amount>', '?:').replace('?P<unit>', '?:')}$"}
     return {"anyOf": [{"type": "integer", "minimum": least}, text]}
+
+
+_UNITS = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
+_WALL_TIME = re.compile(r"(?=.)" + r"\s*".join(rf"(?:(?P<{unit}>\d{{1,6}}(?:\.\d{{1,6}})?){unit})?" for unit in _UNITS))
+
+
+@dataclass(frozen=True)
+class WallTime:
+    """A length of time as a clock measures it.
+
+    Attributes:
+        seconds: more than zero.
+    """
+
+    seconds: float
+
+    @classmethod
+    def parse(cls, value: object) -> WallTime:
+        """Reads `"8h"`, `"90m"`, `"1h 30m"`, `"1.5d"` or `"45s"`.
+
+        Raises:
+            ValueError: when `value` is none of these.
+        """
+        if isinstance(value, WallTime):
+            return value
+        match = _WALL_TIME.fullmatch(value.strip()) if isinstance(value, str) else None
+        seconds = sum(float(match[unit] or 0) * size for unit, size in _UNITS.items()) if match else 0.0
+        if seconds <= 0:
+            raise ValueError("expected a time with its unit, more than none (8h, 90m, 1h 30m, 2d)")
+        return cls(seconds)
+
+    def __str__(self) -> str:
+        left, parts = self.seconds, []
+        for unit, size in _UNITS.items():
+            count, left = divmod(left, size) if size > 1 else (left, 0.0)
+            parts += [f"{count:.6f}".rstrip("0").rstrip(".") + unit] if count else []
+        return " ".join(parts)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _schema: CoreSchema, _handler: Any) -> dict[str, Any]:
+        return {"type": "string", "pattern": "^" + re.sub(r"\?P<\w>", "?:", _WALL_TIME.pattern) + "$"}

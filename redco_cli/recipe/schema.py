@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from redco_cli.recipe.devices import MeshSection, ShardingSection
-from redco_cli.recipe.durations import Duration, RunLength
+from redco_cli.recipe.durations import Duration, RunLength, WallTime
 from redco_cli.recipe.section import Fraction, Positive, Section, Strings, contradiction
 
 Task = Literal[
@@ -118,6 +118,9 @@ class TrainSection(Section):
     """Examples per forward and backward pass, over all devices; `auto` takes as many as fit."""
     steps: RunLength = Duration(1, "epochs")
     """Length of the run: optimizer steps or epochs."""
+    max_time: WallTime | None = None
+    """Time on a clock (`8h`, `1h 30m`), from the start of training in this process, loading and compiling included;
+    then the run saves and ends with exit code 75, as on SIGTERM: the same command continues. Default: none."""
     learning_rate: Annotated[float, Field(ge=0)] = 5e-5
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] = "linear"
@@ -164,6 +167,8 @@ class EvalSection(Section):
     """The metric that decides which checkpoint is best."""
     best_mode: Literal["min", "max"] = "min"
     """Whether the best metric is the smallest or the largest."""
+    patience: Positive | None = None
+    """So many evaluations in a row without a better `best_metric` end the run early; needs `every`. Default: none."""
 
 
 class GenerationSection(Section):
@@ -271,6 +276,9 @@ class Recipe(Section):
             raise contradiction("train.steps", f"{steps} is a share of itself", remedy)
         if steps.amount == 0:
             raise contradiction("train.steps", "a run needs at least one step", remedy)
+        if self.eval.patience is not None and self.eval.every is None:
+            problem = "without eval.every nothing is evaluated before the end"
+            raise contradiction("eval.patience", problem, "add eval.every, or leave it out")
         return self
 
 

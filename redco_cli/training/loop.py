@@ -28,9 +28,11 @@ from redco_cli.training.evaluate import check_has, compiled_evaluation, evaluate
 from redco_cli.training.input_pipeline import DeviceBatch, device_batches, open_census
 from redco_cli.training.nonfinite import handle_skipped_step, refuse_to_learn_nothing
 from redco_cli.training.optimizer import Schedule
+from redco_cli.training.patience import Patience
 from redco_cli.training.records.metrics import Meter, Recorder
 from redco_cli.training.saving.checkpoint import Checkpoints, Meta
-from redco_cli.training.saving.ranking import Best, finite, improves
+from redco_cli.training.saving.ranking import finite, improves
+from redco_cli.training.saving.resume import Start
 from redco_cli.training.state import TrainState, partition, paths
 from redco_cli.training.step import make_train_step
 from redco_cli.training.timeline import Timeline
@@ -72,24 +74,20 @@ class Setup:
 class TrainingRun:
     """A run with its state: what `run_fn` of a plugin drives (see `plugin.contract.Run`)."""
 
-    def __init__(self, setup: Setup, state: TrainState, step: int, best: Best, put_off: bool) -> None:
+    def __init__(self, setup: Setup, state: TrainState, start: Start, patience: Patience) -> None:
         """Compiles nothing yet.
 
         Args:
             setup: what the run is made of.
             state: on the mesh; taken over, do not use it afterwards.
-            step: `state.step`, known on the host.
-            best: step and value of the best evaluation until then.
-            put_off: whether the evaluation of this step is still to be done.
+            start: where the run starts: `state.step`, known on the host, and what it came to until then.
+            patience: what is left of it.
         """
-        self._setup = setup
-        self._state = state
-        self._step = step
-        self._meter = Meter()
-        self._census = open_census(setup.job, setup.timeline.steps, step)
-        self._replaced = False
-        self._best = best
-        self._pending_eval = step if put_off else None  # the step whose evaluation is still to be done
+        self._setup, self._state, self._step = setup, state, start.step
+        self._meter, self._replaced = Meter(), False
+        self._census = open_census(setup.job, setup.timeline.steps, start.step)
+        self._best, self._patience = start.best, patience
+        self._pending_eval = start.step if start.put_off else None  # the step whose evaluation is still to be done
         self._evaluated: tuple[int, Mapping[str, float]] | None = None
         self.history: list[tuple[int, Mapping[str, float]]] = []
         loss, everywhere = setup.placement.loss(setup.job), replicated(setup.placement.mesh)
@@ -146,6 +144,8 @@ class TrainingRun:
                     self._observe(*waiting, sums)
                     waiting = None
                     self._milestone()
+                    if self._patience.is_over:
+                        break
             if waiting is not None:
                 self._observe(*waiting, sums)
         return {name: float(np.mean(values)) for name, values in sums.items()}
@@ -203,9 +203,11 @@ class TrainingRun:
         """The batches of one call of `train`: the recipe's data from where the run is, or other examples."""
         job, mesh = self._setup.job, self._setup.placement.mesh
         if examples is None:
-            stop = self._setup.timeline.steps if steps is None else min(self._setup.timeline.steps, self._step + steps)
-            data, steps_left = job.train_examples, range(self._step, stop)
-            return device_batches(job, mesh, self._meter, data, steps_left, job.recipe.seed, self._census)
+            last = self._step if self._patience.is_over else self._setup.timeline.steps
+            steps_left = range(self._step, last if steps is None else min(last, self._step + steps))
+            return device_batches(
+                job, mesh, self._meter, job.train_examples, steps_left, job.recipe.seed, self._census
+            )
         count = -(-len(examples) // job.recipe.train.global_batch_size) if steps is None else steps
         seed = int(np.random.SeedSequence((job.recipe.seed, self._step)).generate_state(1)[0])
         return device_batches(job, mesh, self._meter, examples, range(count), seed)
@@ -276,8 +278,7 @@ class TrainingRun:
         speed = {"examples_per_second": rates.examples_per_second, "input_wait": rates.input_wait}
         if rates.tokens_per_second is not None:
             speed["tokens_per_second"] = rates.tokens_per_second
-        counted = {"weight": weight, "skipped": skipped}
-        self._setup.recorder.record(step, "train", {**metrics, **counted, **speed})
+        self._setup.recorder.record(step, "train", {**metrics, "weight": weight, "skipped": skipped, **speed})
         self._setup.progress.update(
             step, metrics["loss"], metrics["learning_rate"], rates.tokens_per_second, rates.examples_per_second
         )
@@ -292,6 +293,7 @@ class TrainingRun:
         if improved:
             self._best = (self._step, values[metric])
         self._setup.progress.evaluated(self._step, values, improved)
+        self._patience.count(improved, self._step)
 
     @contextmanager
     def _compiling(self, what: str) -> Iterator[None]:

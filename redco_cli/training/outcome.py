@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from redco_cli.console import note
 from redco_cli.job import Job
+from redco_cli.recipe.load import shown
+from redco_cli.training.patience import find_patience
 from redco_cli.training.records.metrics import METRICS_NAME, measured, read_records
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.timeline import Timeline
@@ -37,7 +40,7 @@ class TrainResult:
 
 
 def finished(start: Start, job: Job, timeline: Timeline) -> TrainResult | None:
-    """What a run that has ended left behind; None for one that goes on. Writes nothing.
+    """What a run that has ended left behind, and says so; None for one that goes on. Writes nothing.
 
     Only the outer loop of a plugin with `run_fn` knows whether it has ended: such a run always goes on.
 
@@ -45,8 +48,11 @@ def finished(start: Start, job: Job, timeline: Timeline) -> TrainResult | None:
         StorageError: its records or its checkpoints cannot be read.
     """
     kept, is_own = start.checkpoints, start.source is start.checkpoints
-    if not is_own or start.put_off or start.step < timeline.steps or job.plugin.run_fn is not None:
+    patience, at_its_end = find_patience(start, job.recipe.eval), start.step >= timeline.steps
+    if not is_own or start.put_off or not (at_its_end or patience.is_over) or job.plugin.run_fn is not None:
         return None
+    why = f"all {start.step} steps were done before" if at_its_end else f"it ended with step {start.step}, {patience}"
+    note(f"{shown(start.directory)} is finished: {why}; nothing is trained")
     file = start.directory / METRICS_NAME
     records = read_records(file) if file.exists() else []
     evaluations = [

@@ -26,6 +26,7 @@ from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.loop import Predict, Setup, TrainingRun
 from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule, with_clipping
+from redco_cli.training.patience import find_patience
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
@@ -137,7 +138,7 @@ def open_run(
             stop,
             {**pinned.recipe.model_dump(mode="json"), "output_dir": str(start.directory)},
         )
-        yield TrainingRun(setup, state, start.step, start.best, start.put_off)
+        yield TrainingRun(setup, state, start, find_patience(start, job.recipe.eval))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redco_cli.recipe.durations import Duration
+from redco_cli.recipe.durations import Duration, WallTime
 from redco_cli.recipe.load import load_recipe, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 
@@ -133,3 +133,40 @@ def test_the_json_schema_of_the_run_knows_no_share():
         True,
         False,
     ]
+
+
+TIME = "expected a time with its unit, more than none (8h, 90m, 1h 30m, 2d)"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds", "shown"),
+    [
+        ("8h", 28_800, "8h"),
+        ("90m", 5400, "1h 30m"),
+        ("1h30m", 5400, "1h 30m"),
+        (" 1d 12h ", 129_600, "1d 12h"),
+        ("1.5h", 5400, "1h 30m"),
+        ("0.5s", 0.5, "0.5s"),
+        ("2d 1s", 172_801, "2d 1s"),
+    ],
+)
+def test_times(text, seconds, shown):
+    time = WallTime.parse(text)
+    assert (time.seconds, str(time)) == (seconds, shown)
+    assert WallTime.parse(shown) == time
+
+
+@pytest.mark.parametrize("given_", [8, 8.0, True, None, "", "8", "0h", "h", "-1h", "8 hours", "30m 1h", "08:00"])
+def test_what_is_no_time(given_):
+    with pytest.raises(ValueError, match=f"^{re.escape(TIME)}$"):
+        WallTime.parse(given_)
+
+
+def test_a_time_survives_the_resolved_recipe_and_the_json_schema_knows_it(tmp_path):
+    source, resolved = tmp_path / "r.yaml", tmp_path / "resolved.yaml"
+    source.write_text("plugin: {module: m}\noutput_dir: o\ntrain: {max_time: 90m}\n")
+    loaded = load_recipe(source, (), {})
+    resolved.write_text(resolved_yaml(loaded))
+    assert load_recipe(resolved, (), {}).recipe.train.max_time == WallTime(5400)
+    text, _ = json_schema()["$defs"]["TrainSection"]["properties"]["max_time"]["anyOf"]
+    assert [bool(re.search(text["pattern"], one)) for one in ("90m", "1h 30m", "", "8")] == [True, True, False, False]

@@ -14,6 +14,11 @@ from redco_cli.recipe.shipped import shipped_directory, shipped_recipes
 
 BATCH = "train.global_batch_size: Examples per optimizer step, over all devices and micro-batches."
 STEPS = "train.steps: Length of the run: optimizer steps or epochs."
+MAX_TIME = (
+    "train.max_time: Time on a clock (`8h`, `1h 30m`), from the start of training in this process, loading and "
+    "compiling included; then the run saves and ends with exit code 75, as on SIGTERM: the same command continues. "
+    "Default: none."
+)
 WARMUP = "train.warmup: Linear rise from 0 to the peak: steps, epochs or a share of the run."
 RATE = "train.learning_rate: Peak learning rate."
 FREEZE = (
@@ -177,6 +182,16 @@ TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict
         (
             "train: {steps: 10%}\n",
             "r.yaml:3: train.steps: 10% is a share of itself\n  -> give steps (1000) or epochs (3 epochs)",
+        ),
+        (
+            "train: {max_time: 8}\n",
+            "r.yaml:3: train.max_time: 8 given, but expected a time with its unit, more than none "
+            f"(8h, 90m, 1h 30m, 2d)\n  -> {MAX_TIME}",
+        ),
+        (
+            "eval: {patience: 3}\n",
+            "r.yaml:3: eval.patience: without eval.every nothing is evaluated before the end\n"
+            "  -> add eval.every, or leave it out",
         ),
         (
             "train: {steps: 0}\n",

@@ -41,6 +41,7 @@ class StopRequest:
         exit_code: None while nothing is to stop; 130 after Ctrl-C; 75 after SIGTERM or SIGUSR1 (requeue me). With
             several processes it changes only within `due`.
         is_reached: whether a point to stop at has come; what is left is to save.
+        reason: what asked it to stop.
     """
 
     def __init__(self, connection: Connection | None = None, tell: Callable[[str], None] = lambda _text: None) -> None:
@@ -53,7 +54,7 @@ class StopRequest:
         self.exit_code: int | None = None
         self._asked: int | None = None
         self._connection, self._tell = connection, tell
-        self.is_reached = False
+        self.is_reached, self.reason = False, "a signal"
         self._point = 0
         self._stop_at: int | None = None
         self._is_frozen, self._code = False, EXIT_REQUEUE
@@ -95,7 +96,7 @@ class StopRequest:
     def outcome(self, where: str, problem: str) -> RedcoError:
         """The error that a run which has stopped ends with, by what it was asked."""
         kind = Interrupted if self.exit_code == EXIT_INTERRUPTED else Requeue
-        return kind(where, f"stopped by a signal {problem}", _REMEDY)
+        return kind(where, f"stopped by {self.reason} {problem}", _REMEDY)
 
     def _ask(self, connection: Connection) -> None:
         connection.request_stop(self._requests.get())

@@ -19,7 +19,7 @@ from redco_cli.recipe.load import LENGTH_IN_STEPS, RESOLVED_NAME, shown
 from redco_cli.recipe.yaml12 import parse_yaml
 from redco_cli.runtime.disk import is_held
 from redco_cli.training.records.metrics import METRICS_NAME, measured, read_records
-from redco_cli.training.saving.ranking import Best, improves
+from redco_cli.training.saving.ranking import Best, count_unimproved, improves
 
 State = Literal["running", "finished", "stopped", "never saved", "unreadable"]
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -31,8 +31,9 @@ class RunSummary:
 
     Attributes:
         directory: its output directory.
-        state: `running` while a process holds its records; else, by its newest checkpoint, `finished` at the last step,
-            `stopped` before, and `never saved` without one; `unreadable` where its files are damaged.
+        state: `running` while a process holds its records; else, by its newest checkpoint, `finished` at the last step
+            or where `eval.patience` ended it, `stopped` before, and `never saved` without one; `unreadable` where its
+            files are damaged.
         step: optimizer steps recorded or saved.
         saved: the step of its newest checkpoint, where it continues; None without one.
         steps: the length of the run; None where nothing says it.
@@ -131,8 +132,11 @@ def _read(directory: Path) -> RunSummary:
     state: State = "never saved" if saved is None else "stopped"
     if is_held(file):
         state = "running"
-    elif saved is not None and steps is not None and saved >= steps and is_done:
-        state = "finished"
+    elif saved is not None and is_done:
+        until = [record for record in records if record["step"] <= saved]
+        patience, at_its_end = section.get("patience"), steps is not None and saved >= steps
+        ran_out = isinstance(patience, int) and count_unimproved(until, metric, mode) >= patience
+        state = "finished" if at_its_end or ran_out else "stopped"
     written = max((record["time"] for record in records if "time" in record), default=None)
     return RunSummary(directory, state, step, saved, steps, metric, best, written, "", recipe, records)
 

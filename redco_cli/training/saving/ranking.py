@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 Best = tuple[int, float] | None
 """Step and value of the best evaluation; None without any."""
@@ -25,3 +26,20 @@ def improves(value: float | None, best: Best, mode: Literal["min", "max"]) -> bo
     if known is None or best is None:
         return known is not None
     return known < best[1] if mode == "min" else known > best[1]
+
+
+def count_unimproved(records: Iterable[Mapping[str, Any]], metric: str, mode: Literal["min", "max"]) -> int:
+    """How many evaluations among records of a run, in their order, there were since the best one.
+
+    Example:
+        >>> records = [{"kind": "eval", "step": i, "loss": x} for i, x in enumerate([3.0, 2.0, 2.0, None, 2.5])]
+        >>> count_unimproved(records, "loss", "min")
+        3
+    """
+    best: Best = None
+    count = 0
+    for record in records:
+        if record.get("kind") == "eval":
+            improved = improves(record.get(metric), best, mode)
+            best, count = ((record["step"], record[metric]), 0) if improved else (best, count + 1)
+    return count

@@ -38,10 +38,12 @@ FREE_TO_CHANGE = (
     "eval.at_start",
     "eval.predict",
     "eval.batch_size",
+    "eval.patience",
     "data.workers",
     "train.micro_batch_size",
     "train.remat",
     "train.max_nonfinite_steps",
+    "train.max_time",
 )
 """Keys that do not change what a step computes, so that a run may continue with other values."""
 FREE_WHILE_UNRANKED = ("eval.best_metric", "eval.best_mode", "data.eval")

@@ -57,7 +57,7 @@ def test_a_finished_run_is_left_alone(project: Path, capfd: pytest.CaptureFixtur
     for target, overrides in (("run", []), ("recipe.yaml", ["train.steps=4", "eval.predict=false", "logging.every=2"])):
         outcome = train(target, overrides)
         assert outcome.was_finished
-        assert capfd.readouterr().err == "run is finished: all 4 steps were done before, nothing is trained\n"
+        assert capfd.readouterr().err == "run is finished: all 4 steps were done before; nothing is trained\n"
         assert outcome.evaluations == before.evaluations
         assert (outcome.step, outcome.best, outcome.checkpoint) == (before.step, before.best, before.checkpoint)
     done = CliRunner().invoke(app, ["train", "run"])
