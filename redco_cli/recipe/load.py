@@ -128,9 +128,9 @@ def load_run(
         UsageError: there is none, or `output_dir` is given besides the directory.
         RecipeError: the recipe is wrong.
     """
-    path, directory = find_run(name)
-    if directory is None:
+    if not os.path.isfile(Path(name) / RESOLVED_NAME):
         return load_recipe(name, overrides, environ)
+    path, directory = Path(name) / RESOLVED_NAME, Path(name)
     for override in overrides:
         if override.partition("=")[0] == "output_dir":
             remedy = f"leave output_dir out, or begin another run: redco train {shown(path)} {override}"

@@ -51,8 +51,6 @@ def finished(start: Start, job: Job, timeline: Timeline) -> TrainResult | None:
     patience, at_its_end = find_patience(start, job.recipe.eval), start.step >= timeline.steps
     if not is_own or start.put_off or not (at_its_end or patience.is_over) or job.plugin.run_fn is not None:
         return None
-    why = f"all {start.step} steps were done before" if at_its_end else f"it ended with step {start.step}, {patience}"
-    note(f"{shown(start.directory)} is finished: {why}; nothing is trained")
     file = start.directory / METRICS_NAME
     records = read_records(file) if file.exists() else []
     evaluations = [
@@ -60,4 +58,6 @@ def finished(start: Start, job: Job, timeline: Timeline) -> TrainResult | None:
         for record in records
         if record["kind"] == "eval"
     ]
+    why = f"all {start.step} steps were done before" if at_its_end else f"it ended with step {start.step}, {patience}"
+    note(f"{shown(start.directory)} is finished: {why}; nothing is trained")
     return TrainResult(start.directory, start.step, {}, evaluations, kept.best(), kept.path(start.step), True)

@@ -280,7 +280,7 @@ DESCRIPTIONS = [
     (
         "checkpoint-2",
         cut_off("meta/metadata", "checkpoint-2"),
-        "it is ignored\ncontinuing from it/checkpoint-4\n",
+        "it is ignored\nit is finished: all 4 steps were done before; nothing is trained\n",
     ),
 ]
 
@@ -336,4 +336,8 @@ OTHER = "\n  -> restore the recipe and the plugin that wrote it, or choose anoth
 )
 def test_a_good_checkpoint_of_another_plugin_is_not_called_damaged(copied, old, new, command, difference) -> None:
     copied.plugin((old, new))
-    assert copied.refused(*command) == f"it/checkpoint-4: is of another model or optimizer: {difference}{OTHER}"
+    newest = 4
+    if command == TRAIN:  # from the one before: a finished run is not continued
+        shutil.rmtree(copied.root / "it/checkpoint-4")
+        newest = 2
+    assert copied.refused(*command) == f"it/checkpoint-{newest}: is of another model or optimizer: {difference}{OTHER}"
