@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from redco_cli.errors import PluginError, UsageError
+from redco_cli.errors import DataError, PluginError, UsageError
 from redco_cli.plugin.contract import Example
 from redco_cli.plugin.load import LoadedPlugin
 
@@ -36,10 +36,11 @@ def explaining_prompt() -> Iterator[None]:
     """
     try:
         yield
-    except PluginError as error:
+    except (PluginError, DataError) as error:
         found = error.problems[0]
-        if "collate_fn" not in f"{found.where} {found.problem}":
+        if isinstance(error, PluginError) and "collate_fn" not in f"{found.where} {found.problem}":
             raise
-        problem = f"the plugin does not predict from a text alone: {found.where}: {found.problem}"
+        place = f"{found.where}: " if isinstance(error, PluginError) else ""  # the one example needs none
+        problem = f"the plugin does not predict from a text alone: {place}{found.problem}"
         remedy = "give whole examples: --input FILE, or JSON lines to --input -"
         raise UsageError("--prompt", problem, remedy) from error

@@ -113,7 +113,7 @@ def test_standard_input(here: Path) -> None:
         ),
         (["--input", "-"], "", 1, "standard input: holds no examples"),
         (["--input", "-"], "3\n", 1, "standard input:1: holds a number, but an object is expected"),
-        (["--input", "-"], '{"a": 1}\n', 1, "collate_fn: an example has no column 'text'; it has 'a'"),
+        (["--input", "-"], '{"a": 1}\n', 1, "standard input:1: an example has no column 'text'; it has 'a'"),
     ],
 )
 def test_refusals(here: Path, arguments: list[str], typed: str | None, code: int, message: str) -> None:
@@ -128,6 +128,6 @@ def test_a_plugin_that_reads_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (done.exit_code, done.stdout, done.stderr) == (
         2,
         "",
-        "--prompt: the plugin does not predict from a text alone: collate_fn: an example has no column 'image'; "
+        "--prompt: the plugin does not predict from a text alone: an example has no column 'image'; "
         "it has 'prompt'\n  -> give whole examples: --input FILE, or JSON lines to --input -\n",
     )
