@@ -162,9 +162,9 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> None:
 
 
 def _check_best_metric(job: Job, known: Sequence[str]) -> None:
-    """What `metric_fn` returns is known only when it has run; without it, only what `loss_fn` gives can be meant."""
+    """What `metric_fn` returns, or `run_fn` logs, is known only when it has run; else what `loss_fn` gives is meant."""
     section, has_more = job.recipe.eval, job.plugin.metric_fn is not None
-    if section.best_metric in known or (has_more and section.predict):
+    if section.best_metric in known or (has_more and section.predict) or job.plugin.run_fn is not None:
         return
     hint = "; for those of metric_fn set eval.predict: true" if has_more else ""
     problem = f"evaluation gives no {section.best_metric}"

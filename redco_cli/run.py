@@ -24,7 +24,8 @@ from redco_cli.planning.choice import choose_placement, memory_of_a_device, reci
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example, Params
-from redco_cli.prediction.predict import Predictor, check_output, line_of, write_predictions
+from redco_cli.prediction.predict import check_output, line_of, write_predictions
+from redco_cli.prediction.predictor import Predictor
 from redco_cli.prediction.prompt import explaining_prompt, prompt_example
 from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, load_run, shown
 from redco_cli.recipe.paths import pin_paths
@@ -39,7 +40,7 @@ from redco_cli.training.outcome import TrainResult, finished
 from redco_cli.training.saving.parameters import check_initial_params, trained_params
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
 from redco_cli.training.saving.selection import own_checkpoints
-from redco_cli.training.session import open_run, outer_loop, plan_updates, saved_at_its_end
+from redco_cli.training.session import open_run, plan_updates, saved_at_its_end
 from redco_cli.training.timeline import make_timeline
 
 Name = str | os.PathLike[str]
@@ -75,16 +76,16 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     ):
         predictor = Predictor(job, placement, progress.compiling)
 
-        def predictions(params: Params, examples: Sequence[Example]) -> list[Any]:
-            return predictor.all(params, examples, lambda done: progress.phase("predicting", done, len(examples)))
+        def predictions(params: Params, examples: Sequence[Example], salt: Sequence[int]) -> list[Any]:
+            return predictor.all(params, examples, lambda done: progress.phase("predicting", done, len(examples)), salt)
 
         with (
-            open_run(job, placement, timeline, updates, start, progress, predictions, stop) as run,
+            open_run(job, placement, timeline, updates, start, progress, predictions, stop) as (run, outer),
             saved_at_its_end(run, job),
         ):
-            means = run.train() if job.plugin.run_fn is None else outer_loop(run, job)
-    kept = start.checkpoints
-    return TrainResult(start.directory, run.step, means, run.history, kept.best(), kept.path(kept.steps()[-1]))
+            run.train() if outer is None else outer.drive(job.plugin.run_fn)
+    kept, history = start.checkpoints, run.evaluations.history
+    return TrainResult(start.directory, run.step, run.means, history, kept.best(), kept.path(kept.steps()[-1]))
 
 
 def evaluate(target: Name, overrides: Sequence[str] = (), *, checkpoint: str = "last") -> EvalResult:

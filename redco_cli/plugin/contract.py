@@ -181,11 +181,19 @@ class Context:
 
 
 class Run(Protocol):
-    """What `run_fn` drives: a run with its state. Without a `run_fn`, redco calls `run.train()` once."""
+    """What `run_fn` drives: a run with its state. Without a `run_fn`, redco trains to the end of the recipe.
+
+    A piece of work (`train` with examples or steps, `evaluate`, `predict`) is never interrupted, saved or evaluated in
+    its midst: only `run_fn` knows when `params` are those of the run. It says so by `save`, a boundary.
+    """
 
     ctx: Context
     params: Params
     """The current parameters; assign to replace them (federated averaging). The optimizer state stays."""
+    state: dict[str, Any] | None
+    """What the loop keeps between boundaries, the same on every process: a dict of arrays, numbers, text, lists, dicts.
+    None in a fresh run. It is in every checkpoint: `run_fn`, called from its first line when a run continues,
+    finds it as it was at the last boundary, arrays as numpy's."""
 
     @property
     def step(self) -> int:
@@ -193,27 +201,41 @@ class Run(Protocol):
         ...
 
     def train(self, examples: Sequence[Example] | None = None, steps: int | None = None) -> Mapping[str, float]:
-        """Trains for `steps` optimizer steps (default: to the end of the run) on `examples` (default: the recipe's).
+        """Trains for `steps` optimizer steps (default: once through `examples`) on `examples` (default: the recipe's).
+
+        Never beyond `train.steps` of the recipe: once these are done it does nothing. Without arguments it trains to
+        the end of the run, with evaluations, checkpoints and stops in between, as a run without a `run_fn` does.
 
         Returns:
-            The means of loss and metrics over these steps.
+            The means of loss and metrics over these steps; empty when there were none.
         """
         ...
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> Mapping[str, float]:
-        """Loss and metrics over every example once (default: the recipe's eval data)."""
+        """Loss and metrics over every example once (default: the recipe's eval data, and recorded)."""
         ...
 
     def predict(self, examples: Sequence[Example] | None = None) -> list[Any]:
-        """Predictions in the order of `examples` (default: the recipe's eval data)."""
+        """Predictions in the order of `examples` (default: the recipe's eval data); each call draws other numbers."""
         ...
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Records values of the outer loop (a round's return, say) at the current step."""
+        """Records values of the outer loop (a round's return, say) at the current step.
+
+        `eval.best_metric` may be one of them: a boundary is then ranked by what was logged since the one before.
+        """
         ...
 
-    def save(self) -> None:
-        """Writes a checkpoint of the current state."""
+    def reset_optimizer(self) -> None:
+        """Begins the optimizer's state anew (moments of another client); the learning rate goes on where it was."""
+        ...
+
+    def save(self, *, force: bool = False) -> None:
+        """A boundary: `params` and `state` are those of the run.
+
+        Evaluates if `eval.every` has passed since the last one; writes a checkpoint if `checkpoint.every` has, if the
+        run was never better, or by `force`; and after a signal saves and ends the run. The end of `run_fn` is one too.
+        """
         ...
 
 

@@ -9,104 +9,30 @@ programs. Only a complete file gets its name.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
-
 from redco_cli.console import note
-from redco_cli.data.loader import predict_batches
 from redco_cli.errors import PluginError, StorageError, UsageError
-from redco_cli.job import Job, inference_batch_size
+from redco_cli.job import Job
 from redco_cli.models.weights.load import checkpoint_directory
-from redco_cli.placement import Placement
-from redco_cli.plugin.calls import call_output, call_predict
 from redco_cli.plugin.contract import Example, Params
+from redco_cli.prediction.predictor import Done, Predictor
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.disk import check_directory
-from redco_cli.runtime.mesh import batch_sharding, counted_rows, data_shards, local_rows, put, replicated
-from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.runtime.peers.census import RowCensus
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
-from redco_cli.runtime.program import Announce, Program
-from redco_cli.runtime.stopping.signals import Stopped, stop_on_signal, stopping_point
+from redco_cli.runtime.stopping.signals import Stopped, stop_on_signal
 
-Done = Callable[[int], None]
-"""Told how many examples are predicted so far."""
 _MANIFEST = "manifest.json"
 """The file of a checkpoint that has a checksum of each of the others."""
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.msgpack", "config.json")
-
-
-class Predictor:
-    """The compiled `predict_fn` of a job on a mesh."""
-
-    def __init__(self, job: Job, placement: Placement, announce: Announce) -> None:
-        """Compiles nothing yet."""
-        self._job = job
-        self._mesh = placement.mesh
-        self._largest = inference_batch_size(job, placement.mesh, "predict")
-        ctx, plugin, seed = job.context("predict"), job.plugin, job.recipe.seed
-
-        def predict_step(params: Params, first: jax.Array, batch: Any) -> Any:
-            key = jax.random.fold_in(jax.random.key(seed), first)
-            return call_predict(plugin, ctx, params, batch, key)
-
-        gathers, everywhere = placement.gathering(predict_step), replicated(placement.mesh)
-        self._step = Program("prediction", gathers, announce, out_shardings=everywhere)
-
-    def __call__(
-        self, params: Params, examples: Sequence[Example], start: int = 0, census: RowCensus | None = None
-    ) -> Iterator[tuple[int, Any]]:
-        """Index and prediction of each example from `start` on, in order.
-
-        The sampling key of a batch follows from (seed, index of its first example), and batches are cut from index 0:
-        starting elsewhere changes no prediction. A census, if there is one, counts the rows of all batches.
-
-        Raises:
-            Stopped: a signal asked to end; whole batches have been yielded.
-        """
-        batch_size = self.batch_size(len(examples))
-        aligned = start // batch_size * batch_size
-        ctx, collate = self._job.context("predict"), self._job.collate("predict")
-        told = None if census is None else functools.partial(census.add, counted_rows(self._mesh, batch_size))
-        mine, workers = functools.partial(local_rows, self._mesh), self._job.recipe.data.workers
-        batches = predict_batches(
-            examples, collate, batch_size, aligned, mine, where=self._job.collate_place, workers=workers, told=told
-        )
-        with contextlib.closing(batches):
-            for indices, batch in batches:
-                stopping_point()
-                sum_over_processes("predict batch", batch, 1, self._job.collate_place)
-                arrays = put(batch, batch_sharding(self._mesh))
-                first = put({"first": np.int32(indices.start)}, replicated(self._mesh))["first"]
-                outputs = jax.device_get(self._step(params, first, arrays))
-                size = len(indices)
-                rows = jax.tree.map(lambda leaf, size=size: leaf[:size], outputs)
-                for index, prediction in zip(indices, call_output(self._job.plugin, ctx, rows, size), strict=True):
-                    if index >= start:
-                        yield index, prediction
-
-    def batch_size(self, count: int) -> int:
-        """Examples per batch when `count` are predicted: no more than they fill, and a multiple of the devices."""
-        shards = data_shards(self._mesh)
-        return min(self._largest, -(-count // shards) * shards)
-
-    def all(self, params: Params, examples: Sequence[Example], done: Done) -> list[Any]:
-        """The predictions of all examples, in order."""
-        predictions = []
-        for index, prediction in self(params, examples):
-            predictions.append(prediction)
-            done(index + 1)
-        return predictions
 
 
 def check_output(output: Path, input: str | os.PathLike[str] | None) -> None:

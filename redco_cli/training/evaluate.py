@@ -70,7 +70,7 @@ def evaluate(
     """
     chosen = job.eval_examples if examples is None else examples
     if chosen is None:
-        raise DataError(job.where("data.eval"), "there is no eval data", "add data.eval")
+        raise no_eval_data(job)
     values = _mean(job, mesh, step, params, chosen, lambda count: done(count, len(chosen)))
     if predict is not None:
         values |= call_metric(job.plugin, job.context("predict"), chosen, predict(params, chosen))
@@ -81,6 +81,11 @@ def compiled_evaluation(job: Job, placement: Placement, announce: Announce) -> P
     """The eval step of a job on its devices; compiles nothing yet."""
     step = make_eval_step(placement.loss(job))
     return Program("eval step", step, announce, out_shardings=replicated(placement.mesh))
+
+
+def no_eval_data(job: Job) -> DataError:
+    """The error for what needs eval examples where there are none."""
+    return DataError(job.where("data.eval"), "there is no eval data", "add data.eval")
 
 
 def check_has(values: Mapping[str, float], metric: str, job: Job) -> None:

@@ -102,6 +102,15 @@ def ranks(params: Any, stacked: Stacked) -> Any:
     return jax.tree_util.tree_map_with_path(rank, params)
 
 
+def with_schedules_of(old: Any, new: Any) -> Any:
+    """A fresh optimizer state whose schedules have come as far as those of the old one."""
+
+    def counts_updates(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    return jax.tree.map(lambda one, other: other if counts_updates(one) else one, new, old, is_leaf=counts_updates)
+
+
 def with_clipping(optimizer: optax.GradientTransformation, max_norm: float | None) -> optax.GradientTransformation:
     """Scales gradients down to a global norm of `max_norm` before the optimizer sees them; None for never."""
     return optimizer if max_norm is None else optax.chain(optax.clip_by_global_norm(max_norm), optimizer)

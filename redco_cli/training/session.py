@@ -24,14 +24,17 @@ from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.stopping.signals import StopRequest
-from redco_cli.training.loop import Predict, Setup, TrainingRun
+from redco_cli.training.loop import TrainingRun
 from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule, with_clipping
+from redco_cli.training.outer_loop import OuterLoop
 from redco_cli.training.patience import find_patience
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
+from redco_cli.training.saving.outer_state import OuterState
 from redco_cli.training.saving.parameters import load_initial_params
 from redco_cli.training.saving.resume import Start
+from redco_cli.training.setup import Predict, Setup
 from redco_cli.training.state import TrainState, frozen_paths, new_state, partition
 from redco_cli.training.timeline import Timeline
 
@@ -94,8 +97,8 @@ def open_run(
     progress: TrainProgress,
     predict: Predict,
     stop: StopRequest,
-) -> Iterator[TrainingRun]:
-    """A run that is ready to train.
+) -> Iterator[tuple[TrainingRun, OuterLoop | None]]:
+    """A run that is ready to train, and where the plugin has a `run_fn` what that drives.
 
     Args:
         job: recipe, plugin, model, data.
@@ -138,7 +141,12 @@ def open_run(
             stop,
             {**pinned.recipe.model_dump(mode="json"), "output_dir": str(start.directory)},
         )
-        yield TrainingRun(setup, state, start, find_patience(start, job.recipe.eval))
+        run = TrainingRun(setup, state, start, find_patience(start, job.recipe.eval))
+        if job.plugin.run_fn is None:
+            yield run, None
+        else:
+            restored = OuterState() if start.source is None else start.source.restore_outer(start.step)
+            yield run, OuterLoop(run, restored, job.plugin.file)
 
 
 @contextlib.contextmanager
@@ -147,8 +155,8 @@ def saved_at_its_end(run: TrainingRun, job: Job) -> Iterator[None]:
 
     Raises:
         PluginError, DataError, RecipeError: the plugin, the data or a name in the recipe failed on the way; a
-            checkpoint of the steps before is saved, and the same command continues once that is repaired, first with
-            the evaluation if that is what failed.
+            checkpoint of the steps before is saved (of a `run_fn` there is that of its last `run.save()`), and the same
+            command continues once that is repaired, first with the evaluation if that is what failed.
         DeviceError: the devices have too little memory.
     """
     try:
@@ -157,7 +165,8 @@ def saved_at_its_end(run: TrainingRun, job: Job) -> Iterator[None]:
         run.catch_up()
         yield
     except (PluginError, DataError, RecipeError):
-        if run.step and current_connection() is None:  # a process that fails alone cannot save what the others hold
+        # A process that fails alone cannot save what the others hold, nor an outer loop what it is in the midst of.
+        if run.step and current_connection() is None and job.plugin.run_fn is None:
             run.save()
         raise
     except (
@@ -165,18 +174,6 @@ def saved_at_its_end(run: TrainingRun, job: Job) -> Iterator[None]:
     ) as error:  # where the device works behind the host, it fails when it is waited for
         raise out_of_memory(error, "training") from error
     run.save()
-
-
-def outer_loop(run: TrainingRun, job: Job) -> Mapping[str, float]:
-    """Trains as the plugin's `run_fn` says, which has means of its own: there are none here.
-
-    Raises:
-        PluginError: it raised.
-    """
-    assert job.plugin.run_fn is not None
-    with guarded(f"{job.plugin.file}: run_fn", "run_fn", job.plugin.file):
-        job.plugin.run_fn(run)
-    return {}
 
 
 def _first_state(job: Job, placement: Placement, updates: Updates, start: Start) -> TrainState:

@@ -37,6 +37,15 @@ class Timeline:
         """Whether something with this interval happens after `step`; everything happens after the last."""
         return step == self.steps or (every is not None and step % every == 0)
 
+    def passed(self, before: int, step: int, every: int | None) -> bool:
+        """Whether something with this interval was due after any of the steps behind `before`, up to `step`.
+
+        For loops that look now and then only.
+        """
+        if step == self.steps > before:
+            return True
+        return every is not None and step // every > before // every
+
 
 def make_timeline(recipe: Recipe, train_examples: int | None, where: Callable[[str], str]) -> Timeline:
     """Converts the durations of a recipe.

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from redco_cli.training.saving.checkpoint import Checkpoints, Meta
+from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.meta import Meta
 from redco_cli.training.state import TrainState, new_state
 
 

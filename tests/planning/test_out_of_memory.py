@@ -16,7 +16,7 @@ from redco_cli.planning.choice import choose_placement
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import export, predict, train
-from redco_cli.training.loop import TrainingRun
+from redco_cli.training.records.observer import Observer
 
 RECIPE = """
 model:
@@ -207,7 +207,7 @@ def test_a_step_that_fails_in_a_run(small: str, monkeypatch: pytest.MonkeyPatch)
     def failing(*_: object) -> None:
         raise jax.errors.JaxRuntimeError(ON_A_GPU)
 
-    monkeypatch.setattr(TrainingRun, "_observe", failing)
+    monkeypatch.setattr(Observer, "see", failing)
     with pytest.raises(DeviceError, match=r"^training: the devices ran out of memory: Out of memory while") as error:
         train(small)
     assert "train.micro_batch_size: 4 saves about " in str(error.value)

@@ -10,6 +10,7 @@ import pytest
 
 from redco_cli.errors import RedcoError
 from redco_cli.prediction import predict as module
+from redco_cli.prediction import predictor
 from redco_cli.run import predict, train
 from redco_cli.training.saving.integrity import MANIFEST_NAME
 from tests.training.tiny import write_project
@@ -46,7 +47,7 @@ def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def stopped_after_a_batch() -> None:
     """Predicts 8 of 21 examples, then is killed."""
-    called, sizes = module.call_output, []
+    called, sizes = predictor.call_output, []
 
     def killing(*arguments: object) -> list[object]:
         sizes.append(arguments[-1])
@@ -55,7 +56,7 @@ def stopped_after_a_batch() -> None:
         return called(*arguments)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "call_output", killing)
+        patch.setattr(predictor, "call_output", killing)
         with pytest.raises(KeyboardInterrupt):
             predict("recipe.yaml", output="out.jsonl")
     assert PARTIAL.read_bytes().count(b"\n") == 8
@@ -63,9 +64,9 @@ def stopped_after_a_batch() -> None:
 
 def counted() -> tuple[str, int]:
     """The predictions file, and how many predictions were made for it now."""
-    called, sizes = module.call_output, []
+    called, sizes = predictor.call_output, []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "call_output", lambda *a: sizes.append(a[-1]) or called(*a))
+        patch.setattr(predictor, "call_output", lambda *a: sizes.append(a[-1]) or called(*a))
         text = predict("recipe.yaml", output="out.jsonl").read_text()
     assert not PARTIAL.exists()
     return text, sum(sizes)

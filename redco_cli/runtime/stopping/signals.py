@@ -117,6 +117,8 @@ class StopRequest:
 
 
 _current: list[StopRequest] = []
+_pieces: list[None] = []
+"""One entry for each piece of work under way that does not stop between two batches."""
 
 
 def stopping_point() -> None:
@@ -125,8 +127,18 @@ def stopping_point() -> None:
     Raises:
         Stopped: a signal asked this run to end, and this is where.
     """
-    if _current and _current[-1].due():
+    if _current and not _pieces and _current[-1].due():
         raise Stopped("between two batches")
+
+
+@contextlib.contextmanager
+def in_one_piece() -> Iterator[None]:
+    """While the context lasts, nothing stops between two batches: whoever asked for this has points of its own."""
+    _pieces.append(None)
+    try:
+        yield
+    finally:
+        _pieces.pop()
 
 
 @contextlib.contextmanager

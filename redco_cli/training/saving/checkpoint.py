@@ -11,8 +11,9 @@ A save that replaces one of the same step is written as `checkpoint-<step>.new`,
 name. Only then is the one before it deleted, and `checkpoint-<step>` its name.
 
 Three items: `params` (all that prediction needs), `training` (optimizer state and counters), `meta` (JSON: step, the
-metric that ranks it, the best of the run so far, the resolved recipe, the position in data of unknown length). Neither
-the random keys nor the position in other data are among them: both follow from the seed and the step.
+metric that ranks it, the best of the run so far, the resolved recipe, the position in data of unknown length); and
+`outer`, with the arrays of a `run_fn` that keeps some. Neither the random keys nor the position in other data are among
+them: both follow from the seed and the step.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from redco_cli.errors import StorageError
@@ -33,37 +34,19 @@ from redco_cli.plugin.contract import Params
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
 from redco_cli.training.saving.deletion import DirectoryDeleter, set_aside
 from redco_cli.training.saving.integrity import find_damage, write_manifest
+from redco_cli.training.saving.meta import Meta, read_meta
 from redco_cli.training.saving.orbax_errors import mute_orbax, of_another_model, unreadable, unwritable
-from redco_cli.training.saving.ranking import Best
+from redco_cli.training.saving.outer_state import OuterState, SavedOuterState, from_saved
 from redco_cli.training.saving.state_dict import from_state_dict, shape_mismatches, to_state_dict
 from redco_cli.training.state import TrainState, partition, paths
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.new)?")
 _NEW = ".new"
 _TEMPORARY = ".orbax-checkpoint-tmp"
+_ARRAYS = "outer"
+"""The item with the arrays of an outer loop, where it has any."""
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)
 """What orbax and the libraries below it raise for files that are cut off, missing, or hold something else."""
-
-
-@dataclass(frozen=True)
-class Meta:
-    """What a checkpoint says of itself.
-
-    Attributes:
-        step: optimizer steps done.
-        metric: the value that ranks it; None when it was not evaluated.
-        best: step and value of the run's best evaluation until then, saved or not; None without any.
-        put_off: whether an evaluation was due at this step that a signal or an error left undone.
-        recipe: the resolved recipe, as plain data.
-        data: where the run is in data of unknown length; None for data whose order follows from the step alone.
-    """
-
-    step: int
-    metric: float | None
-    best: Best
-    put_off: bool
-    recipe: Mapping[str, Any]
-    data: Mapping[str, Any] | None = None
 
 
 class Checkpoints:
@@ -89,7 +72,7 @@ class Checkpoints:
         self._mode = mode
         # Called when every file is written, in the thread that renames the directory after it.
         sealing = ocp.options.AsyncOptions(post_finalization_callback=self._seal)
-        handler = ocp.CompositeCheckpointHandler("params", "training", "meta")
+        handler = ocp.CompositeCheckpointHandler("params", "training", "meta", _ARRAYS)
         self._checkpointer = ocp.AsyncCheckpointer(handler, async_options=sealing)
         self._saving = directory
         self._metas: dict[int, Meta] = {}
@@ -129,18 +112,22 @@ class Checkpoints:
                 set_aside(path, f"checkpoint-{step}.damaged")
         self._skipped.clear()
 
-    def save(self, state: TrainState, meta: Meta, *, replace: bool = False) -> None:
+    def save(
+        self, state: TrainState, meta: Meta, outer: SavedOuterState | None = None, *, replace: bool = False
+    ) -> None:
         """Starts writing a checkpoint; waits only for the copy off the devices, and for the save before.
 
         Args:
             state: on the devices.
-            meta: what it says of itself, apart from the position in the data.
+            meta: what it says of itself, apart from the position in the data and what `outer` says.
+            outer: what an outer loop keeps; None without one.
             replace: write it even where this step is saved already, because the state has changed since.
 
         Raises:
             StorageError: this or the previous save cannot be written; what was complete before stays complete.
         """
-        path, meta = self.path(meta.step), dataclasses.replace(meta, data=self.position(meta.step))
+        values = None if outer is None else outer.values
+        path, meta = self.path(meta.step), dataclasses.replace(meta, data=self.position(meta.step), outer=values)
         if meta.step in self._metas or path.exists():
             if not replace:
                 return
@@ -157,6 +144,7 @@ class Checkpoints:
                     params=ocp.args.StandardSave(to_state_dict(state.params)),
                     training=ocp.args.StandardSave(to_state_dict(training)),
                     meta=ocp.args.JsonSave(meta.__dict__),
+                    **({_ARRAYS: ocp.args.StandardSave(dict(outer.arrays))} if outer and outer.arrays else {}),
                 ),
             )
         except (OSError, ValueError) as error:
@@ -206,12 +194,7 @@ class Checkpoints:
             with self._readable(step):
                 args = ocp.args.Composite(meta=ocp.args.JsonRestore())
                 restored = self._checkpointer.restore(self.path(step), args=args)["meta"]
-                if not isinstance(restored, dict) or restored.keys() != Meta.__annotations__.keys():
-                    raise ValueError(f"meta does not say {', '.join(Meta.__annotations__)}")
-                if restored["step"] != step:
-                    raise ValueError(f"it says that it is of step {restored['step']}")
-                best = restored["best"] and (int(restored["best"][0]), float(restored["best"][1]))
-                self._metas[step] = Meta(**{**restored, "best": best})
+                self._metas[step] = read_meta(restored, step)
         return self._metas[step]
 
     def best(self) -> int | None:
@@ -244,6 +227,20 @@ class Checkpoints:
         counters = from_state_dict(restored["training"], training)
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
         return TrainState(step_array, trainable, rest, counters["opt_state"], counters["skipped"], counters["streak"])
+
+    def restore_outer(self, step: int) -> OuterState:
+        """What an outer loop has kept, arrays as numpy's.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+        values, arrays = self.meta(step).outer, {}
+        with self._readable(step):
+            if (self.path(step) / _ARRAYS).is_dir():
+                stored = self._stored(step, _ARRAYS)
+                like = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in stored.items()}
+                arrays = self._restore(step, **{_ARRAYS: like})[_ARRAYS]
+            return OuterState() if values is None else from_saved(values, arrays)
 
     def restore_params(self, step: int, abstract: Params) -> Params:
         """The parameters of a checkpoint alone, born on the shardings of `abstract`.

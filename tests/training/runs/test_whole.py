@@ -94,17 +94,17 @@ def test_resume_equals_the_uninterrupted_run() -> None:
 
 def train_until(step: int, overrides: list[str], number: int = signal.SIGINT) -> None:
     """Trains, with a signal to this very process after `step` steps."""
-    from redco_cli.training.loop import TrainingRun
+    from redco_cli.training.records.observer import Observer
 
-    observe = TrainingRun._observe
+    see = Observer.see
 
-    def interrupting(self: TrainingRun, at: int, *rest: object) -> None:
-        observe(self, at, *rest)  # type: ignore[arg-type]
+    def interrupting(self: Observer, at: int, *rest: object) -> None:
+        see(self, at, *rest)  # type: ignore[arg-type]
         if at == step - 1:
             os.kill(os.getpid(), number)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingRun, "_observe", interrupting)
+        patch.setattr(Observer, "see", interrupting)
         train("recipe.yaml", overrides)
 
 
@@ -222,7 +222,7 @@ def test_predictions_come_once_in_order_and_continue_after_a_kill() -> None:
     assert [line["index"] for line in lines] == list(range(21))
     assert [line["example"]["id"] for line in lines] == list(range(21))
 
-    import redco_cli.prediction.predict as module
+    import redco_cli.prediction.predictor as module
 
     called = module.call_output
 
@@ -280,17 +280,17 @@ def test_run_fn_drives_its_own_loop() -> None:
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("where", ["_observe", "_train_step"])
+@pytest.mark.parametrize("where", ["see", "_train_step"])
 def test_too_little_memory_is_an_error_of_the_device(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory can run out when a step is dispatched, or be reported only when its result is waited for."""
     from redco_cli.runtime.program import Program
-    from redco_cli.training.loop import TrainingRun
+    from redco_cli.training.records.observer import Observer
 
     def exhausted(*_: object) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.\nmore")
 
-    if where == "_observe":
-        monkeypatch.setattr(TrainingRun, "_observe", exhausted)
+    if where == "see":
+        monkeypatch.setattr(Observer, "see", exhausted)
     else:
         monkeypatch.setattr(Program, "__call__", exhausted)
     with pytest.raises(RedcoError) as refused:

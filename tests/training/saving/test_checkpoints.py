@@ -18,8 +18,9 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import predict, train
-from redco_cli.training.saving.checkpoint import Checkpoints, Meta
+from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.integrity import MANIFEST_NAME, find_damage, write_manifest
+from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.resume import find_start
 from redco_cli.training.state import TrainState, new_state
 from tests.training.tiny import assert_same_run, damages, files, final_state, put, recorded, write_project
@@ -269,10 +270,10 @@ def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pyte
     """The limit hits a directory's first file, a file in its middle, or the manifest at the end."""
     save = Checkpoints.save
 
-    def failing(self: Checkpoints, state: object, meta: Meta, **rest: bool) -> None:
+    def failing(self: Checkpoints, state: object, meta: Meta, *rest: object, **named: bool) -> None:
         self.wait()
         with files_up_to(size) if meta.step == 12 else contextlib.nullcontext():
-            save(self, state, meta, **rest)  # type: ignore[arg-type]
+            save(self, state, meta, *rest, **named)  # type: ignore[arg-type]
             self.wait()
 
     shutil.rmtree(run / "checkpoint-12")

@@ -1,0 +1,96 @@
+"""What a run knows of its evaluations: their values, which is the best, and which is still to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from redco_cli.console import TrainProgress
+from redco_cli.job import Job
+from redco_cli.training.evaluate import check_has
+from redco_cli.training.patience import Patience
+from redco_cli.training.records.metrics import Recorder
+from redco_cli.training.saving.ranking import Best, finite, improves
+from redco_cli.training.saving.resume import Start
+
+
+class Evaluations:
+    """The evaluations of a run.
+
+    Attributes:
+        best: step and value of the best one; None without any.
+        pending: the step whose evaluation a signal or an error left undone; None without one.
+        patience: ends the run after evaluations that were no better.
+        logged: what an outer loop logged since its last boundary.
+        history: step and values of each of this process.
+    """
+
+    def __init__(self, job: Job, recorder: Recorder, progress: TrainProgress, start: Start, patience: Patience) -> None:
+        """Nothing is evaluated yet.
+
+        Args:
+            job: its recipe says which metric ranks.
+            recorder: writes `metrics.jsonl`.
+            progress: says what was found.
+            start: where the run starts.
+            patience: what is left of it.
+        """
+        self.best: Best = start.best
+        self.pending = start.step if start.put_off else None
+        self.patience = patience
+        self.history: list[tuple[int, Mapping[str, float]]] = []
+        self._job, self._recorder, self._progress = job, recorder, progress
+        self._metric, self._mode = job.recipe.eval.best_metric, job.recipe.eval.best_mode
+        self.logged: dict[str, float] = {}
+        self._names: set[str] = set()  # of all that was ever logged
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Records an evaluation on the recipe's data.
+
+        Raises:
+            RecipeError: it has not the metric that ranks it, and there is no outer loop that may log it.
+        """
+        if self._job.plugin.run_fn is None:
+            check_has(values, self._metric, self._job)
+        self.history.append((step, values))
+        self._recorder.record(step, "eval", values)
+        improved = self._rank(step, values)
+        self._progress.evaluated(step, values, improved)
+        self.patience.count(improved, step)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Records values of an outer loop, one of which may be the metric that ranks."""
+        self._recorder.record(step, "run", values)
+        self.logged |= values
+        self._names |= values.keys()
+
+    def settle(self, step: int) -> None:
+        """Ranks a boundary of an outer loop by what was evaluated at it and logged since the last.
+
+        Raises:
+            RecipeError: it was evaluated, which does not give the metric that ranks it, and nobody ever logged it.
+        """
+        known = self._known(step)
+        if self.has(step) and self._metric not in self._names:
+            check_has(known, self._metric, self._job)
+        self._rank(step, known)
+
+    def begin(self) -> None:
+        """Forgets what was logged: a boundary is behind."""
+        self.logged.clear()
+
+    def has(self, step: int) -> bool:
+        """Whether the recipe's data were evaluated at a step."""
+        return bool(self.history) and self.history[-1][0] == step
+
+    def metric_at(self, step: int) -> float | None:
+        """The value that ranks a checkpoint of this step; None when it was not evaluated."""
+        return finite(self._known(step).get(self._metric))
+
+    def _known(self, step: int) -> dict[str, float]:
+        return {**self.logged, **(self.history[-1][1] if self.has(step) else {})}
+
+    def _rank(self, step: int, values: Mapping[str, float]) -> bool:
+        improved = improves(values.get(self._metric), self.best, self._mode)
+        if improved:
+            self.best = (step, float(values[self._metric]))
+        return improved

@@ -1,0 +1,91 @@
+"""What is looked at of each step's metrics: whether they are finite, what is recorded of them, and their means."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+import jax
+import numpy as np
+
+from redco_cli.console import TrainProgress
+from redco_cli.job import Job
+from redco_cli.runtime.peers.census import RowCensus
+from redco_cli.training.nonfinite import handle_skipped_step, refuse_to_learn_nothing
+from redco_cli.training.records.metrics import Meter, Recorder
+from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.timeline import Timeline
+
+_NOT_AVERAGED = frozenset({"grad_norm", "learning_rate"})
+
+
+class Observer:
+    """Looks at the metrics of steps, each once, in order."""
+
+    def __init__(
+        self,
+        job: Job,
+        timeline: Timeline,
+        recorder: Recorder,
+        progress: TrainProgress,
+        checkpoints: Checkpoints,
+        meter: Meter,
+        census: RowCensus,
+    ) -> None:
+        """Nothing is seen yet.
+
+        Args:
+            job: its recipe says how many steps in a row may be not finite.
+            timeline: says which steps are recorded.
+            recorder: writes `metrics.jsonl`.
+            progress: the live line.
+            checkpoints: the last of which is named when a run ends for losses that are not finite.
+            meter: measures speed.
+            census: what was counted of the rows.
+        """
+        self._job, self._timeline, self._recorder, self._progress = job, timeline, recorder, progress
+        self._checkpoints, self._meter, self._census = checkpoints, meter, census
+        self._piece: defaultdict[str, list[float]] = defaultdict(list)
+        self._totals: dict[str, tuple[float, int]] = {}
+
+    def see(self, step: int, device_metrics: Any) -> None:
+        """Waits for the metrics of a step, and looks at them.
+
+        Raises:
+            TrainingError: too many steps in a row were not finite.
+            DataError: no row of an epoch, or of a shorter run, has anything to learn.
+        """
+        metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
+        skipped, streak, weight = int(metrics.pop("skipped")), int(metrics.pop("streak")), metrics.pop("weight")
+        for name in metrics.keys() - _NOT_AVERAGED:
+            if math.isfinite(metrics[name]):
+                self._piece[name].append(metrics[name])
+        if streak:
+            handle_skipped_step(self._job, step, streak, weight, self._checkpoints, self._census)
+            refuse_to_learn_nothing(self._job, step, skipped, weight, self._census)
+        if step % self._timeline.log_every and step != self._timeline.steps:
+            return
+        rates = self._meter.read()
+        speed = {"examples_per_second": rates.examples_per_second, "input_wait": rates.input_wait}
+        if rates.tokens_per_second is not None:
+            speed["tokens_per_second"] = rates.tokens_per_second
+        counted = {"weight": weight, "skipped": skipped}
+        self._recorder.record(step, "train", {**metrics, **counted, **speed})
+        self._progress.update(
+            step, metrics["loss"], metrics["learning_rate"], rates.tokens_per_second, rates.examples_per_second
+        )
+
+    def end_piece(self) -> dict[str, float]:
+        """The means of loss and metrics since the last call, over steps in which they were finite."""
+        means = {name: float(np.mean(values)) for name, values in self._piece.items()}
+        for name, values in self._piece.items():
+            total, count = self._totals.get(name, (0.0, 0))
+            self._totals[name] = total + sum(values), count + len(values)
+        self._piece.clear()
+        return means
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The means over all pieces that have ended."""
+        return {name: total / count for name, (total, count) in self._totals.items()}

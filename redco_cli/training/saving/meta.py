@@ -1,0 +1,54 @@
+"""What a checkpoint says of itself, beside its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from redco_cli.training.saving.ranking import Best
+
+_SINCE = frozenset({"outer"})
+"""What checkpoints of earlier versions do not say."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        step: optimizer steps done.
+        metric: the value that ranks it; None when it was not evaluated.
+        best: step and value of the run's best evaluation until then, saved or not; None without any.
+        put_off: whether an evaluation was due at this step that a signal or an error left undone.
+        recipe: the resolved recipe, as plain data.
+        data: where the run is in data of unknown length; None for data whose order follows from the step alone.
+        outer: the values of an outer loop, as `outer_state.to_saved` writes them; None without one.
+    """
+
+    step: int
+    metric: float | None
+    best: Best
+    put_off: bool
+    recipe: Mapping[str, Any]
+    data: Mapping[str, Any] | None = None
+    outer: Mapping[str, Any] | None = None
+
+
+def read_meta(restored: Any, step: int) -> Meta:
+    """What the JSON of a checkpoint says.
+
+    Args:
+        restored: plain data.
+        step: that the name of its directory says.
+
+    Raises:
+        ValueError: it is no such thing, or says that it is of another step.
+    """
+    known = Meta.__annotations__.keys()
+    if not isinstance(restored, dict) or not known - _SINCE <= restored.keys() <= known:
+        raise ValueError(f"meta does not say {', '.join(known)}")
+    if restored["step"] != step:
+        raise ValueError(f"it says that it is of step {restored['step']}")
+    best = restored["best"] and (int(restored["best"][0]), float(restored["best"][1]))
+    return Meta(**{**restored, "best": best})

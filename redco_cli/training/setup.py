@@ -1,0 +1,51 @@
+"""What a run is made of, gathered before its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redco_cli.console import TrainProgress
+from redco_cli.job import Job
+from redco_cli.placement import Placement
+from redco_cli.plugin.contract import Example, Params
+from redco_cli.runtime.stopping.signals import StopRequest
+from redco_cli.training.optimizer import Schedule
+from redco_cli.training.records.metrics import Recorder
+from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.timeline import Timeline
+
+Predict = Callable[[Params, Sequence[Example], Sequence[int]], list[Any]]
+"""Predictions of examples; calls with other numbers in the last argument draw other numbers."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run is made of; nothing of it changes while training.
+
+    Attributes:
+        job: recipe, plugin, model and data.
+        placement: where everything lives.
+        timeline: when things happen.
+        optimizer: the optax transformation, clipping included.
+        schedule: updates done to learning rate.
+        recorder: writes `metrics.jsonl`.
+        checkpoints: writes `checkpoint-<step>/`.
+        progress: the live line.
+        predict: parameters and examples to predictions.
+        stop: what a signal asked for.
+        resolved: the resolved recipe, its output_dir absolute, kept in every checkpoint.
+    """
+
+    job: Job
+    placement: Placement
+    timeline: Timeline
+    optimizer: Any
+    schedule: Schedule
+    recorder: Recorder
+    checkpoints: Checkpoints
+    progress: TrainProgress
+    predict: Predict
+    stop: StopRequest
+    resolved: Mapping[str, Any]
