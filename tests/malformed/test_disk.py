@@ -35,7 +35,7 @@ def test_full_before_the_first_step(folder) -> None:
 
 
 def test_full_while_metrics_are_written(folder) -> None:
-    folder.plugin(plus="def run_fn(run):\n    for i in range(99):\n        run.log({'round': i})\n")
+    folder.plugin(plus="def run_fn(run):\n    for i in range(99):\n        run.log({'round': i}), run.save()\n")
     with full_disk(3000):
         error = folder.refused("train", "recipe.yaml", leaves=["run", r"run/[\w.]*"])
     assert error == (

@@ -592,7 +592,10 @@ ON_THE_WAY = {
             "crashed')`: the simulator has crashed\n"
             "  -> fix the plugin; `redco --traceback ...` shows the whole traceback"
         ),
-        plus="def run_fn(run):\n    run.train(steps=6)\n    raise RuntimeError('the simulator has crashed')\n",
+        plus=(
+            "def run_fn(run):\n    run.train(steps=6), run.save(force=True)\n"
+            "    raise RuntimeError('the simulator has crashed')\n"
+        ),
     ),
 }
 
