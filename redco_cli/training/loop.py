@@ -67,6 +67,7 @@ class TrainingRun:
             "train step", train_step, self._compiling, donate=(0,), out_shardings=(places, everywhere)
         )
         self._eval_step = compiled_evaluation(setup.job, setup.placement, self._compiling)
+        self._fresh_optimizer = jax.jit(setup.optimizer.init, out_shardings=places.opt_state)
 
     @property
     def ctx(self) -> Context:
@@ -173,10 +174,8 @@ class TrainingRun:
 
     def reset_optimizer(self) -> None:
         """Begins the optimizer's state anew, but for how far its schedules have come."""
-        old = self._state.opt_state
-        places = jax.tree.map(lambda leaf: leaf.sharding, old)
-        fresh = jax.jit(self._setup.optimizer.init, out_shardings=places)(self._state.trainable)
-        self._state = replace(self._state, opt_state=with_schedules_of(old, fresh))
+        fresh = self._fresh_optimizer(self._state.trainable)
+        self._state = replace(self._state, opt_state=with_schedules_of(self._state.opt_state, fresh))
         self._replaced = True
 
     def boundary(self, *, force: bool = False, at_end: bool = False) -> None:
