@@ -6,9 +6,11 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -24,16 +26,25 @@ from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.own_module import module_model
 from redco_cli.models.resolve import resolve_model
-from redco_cli.plugin.calls import call_collate, call_loss, prove
+from redco_cli.plugin.calls import call_collate, call_loss, call_predict, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin
+from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import Recipe, SourceSection
 from redco_cli.runtime.mesh import check_divisible, data_shards
 
-Collate = Callable[[Sequence[Example]], Mapping[str, Any]]
+
+class Collate(Protocol):
+    """The plugin's `collate_fn`, bound to its context."""
+
+    def __call__(self, examples: Sequence[Example], step: int | None = None) -> Mapping[str, Any]:
+        """Examples to a batch; the optimizer steps done before it where it is one of training."""
+        ...
+
+
 PROBED_EXAMPLES = 8
 """How many examples make the batch that proves a plugin: enough to tell the batch dim from others."""
 
@@ -68,7 +79,7 @@ class Job:
         return self.loaded.where(key)
 
     def context(self, stage: Stage) -> Context:
-        """What the plugin's functions are told."""
+        """What the plugin's functions are told, those apart that compute with `Variables`."""
         return Context(self.model, self.tokenizer, self.plugin.options, self.recipe, stage)
 
     def collate(self, stage: Stage) -> Collate:
@@ -77,16 +88,40 @@ class Job:
         It runs in a thread of its own, beside others that decode: a fast tokenizer must not be shared between them.
         """
         ctx = replace(self.context(stage), tokenizer=copy.deepcopy(self.tokenizer))
-        return lambda examples: call_collate(self.plugin, ctx, examples)
+
+        def collate(examples: Sequence[Example], step: int | None = None) -> Mapping[str, Any]:
+            batch: Mapping[str, Any] = call_collate(self.plugin, replace(ctx, step=step), examples)
+            return batch
+
+        return collate
 
     @property
     def collate_place(self) -> str:
         """The place of `collate_fn`, for errors about its batches."""
         return f"{self.plugin.file}: collate_fn"
 
-    def loss(self, params: Params, batch: Batch, rng: Any, train: bool) -> Loss:
+    def loss(self, variables: Variables, batch: Batch, rng: Any, train: bool) -> Loss:
         """The plugin's `loss_fn`, always a `Loss` of float32 scalars. Traceable."""
-        return call_loss(self.plugin, self.context("train" if train else "eval"), params, batch, rng, train=train)
+        ctx = variables.told(self.context("train" if train else "eval"))
+        return call_loss(self.plugin, ctx, variables.params, batch, rng, train=train)
+
+    def prediction(self, variables: Variables, batch: Batch, rng: Any) -> Any:
+        """The plugin's `predict_fn`. Traceable."""
+        return call_predict(self.plugin, variables.told(self.context("predict")), variables.params, batch, rng)
+
+    def first_state(self, params: Params) -> Any:
+        """The plugin's state before the first step; None where it keeps none. Traceable."""
+        return init_state(self.plugin, self.context("train"), params)
+
+    def update_state(self, variables: Variables, stats: Stats) -> Any:
+        """The plugin's state after an update; see `plugin.state.update_state`. Traceable."""
+        return update_state(self.plugin, self.context("train"), variables, stats)
+
+    @functools.cached_property
+    def abstract(self) -> Variables:
+        """The shapes of everything that a loss or a prediction is computed from, besides its batch."""
+        shapes = jax.eval_shape(lambda params: (self.first_state(params), jnp.int32(0)), self.model.abstract)
+        return Variables(self.model.abstract, *shapes)
 
     @property
     def train_size(self) -> int | None:
@@ -151,12 +186,17 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> None:
         PluginError: a function raised, or returned something else than the contract says.
         RecipeError: evaluation will not give the metric that decides which checkpoint is best.
     """
+    try:
+        job.abstract.using(job.recipe.predict.use)
+    except ValueError as error:
+        remedy = "name what init_state returns by that name: parameters of the model"
+        raise RecipeError(job.where("predict.use"), str(error), remedy) from None
     for stage in stages:
         examples = job.train_examples if stage == "train" else job.eval_examples
         if examples is None:
             continue
         batch = _probe(job, examples, stage)
-        proved = prove(job.plugin, job.context(stage), job.model.abstract, batch, stage=stage)
+        proved = prove(job.plugin, job.context(stage), job.abstract, batch, stage=stage)
         if stage == "eval" and "train" in stages:
             _check_best_metric(job, ["loss", *proved.metrics])
 
@@ -241,7 +281,8 @@ def _built_model(job: Job, stage: Stage) -> Any:
         if not isinstance(module, nn.Module):
             problem = f"returned {module!r:.60}, which is no flax.linen.Module"
             raise PluginError(where, problem, "return an instance of one: return Net(...)")
-        return module_model(module, batch, where=where)
+        keeps = job.plugin.init_state is not None
+        return module_model(module, batch, where=where, seed=job.recipe.seed, keeps_state=keeps)
 
 
 def micro_batch_size(recipe: Recipe) -> int:

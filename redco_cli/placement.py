@@ -12,12 +12,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.job import Job, first_batch, micro_batch_size
-from redco_cli.plugin.calls import call_predict
 from redco_cli.plugin.contract import Batch, Loss, Params, Stage
+from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.batch_shards import batch_sharded
-from redco_cli.sharding.decide.follow import follow
+from redco_cli.sharding.decide.follow import follow, followers
 from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.decide.override import Override
 from redco_cli.sharding.derive import make_plan
@@ -60,31 +60,37 @@ class Placement:
         """
         return self.shardings(follow(state, abstract, self.plan.specs))
 
-    def loss(self, job: Job) -> Callable[[Params, Batch, Any, bool], Loss]:
-        """The job's loss of parameters that live in shards."""
+    def described(self, job: Job) -> dict[str, Any]:
+        """The plan of parameters and of the plugin's state as plain JSON values."""
+        rows = followers(job.abstract.state, self.plan, job.model.abstract)
+        return self.plan.described() | ({"state": [row.described() for row in rows]} if rows else {})
 
-        def loss(params: Params, batch: Batch, key: Any, train: bool) -> Loss:
-            gathered = self.gathering(lambda params, batch, key: job.loss(params, batch, key, train))
-            result: Loss = gathered(params, batch, key)
+    def loss(self, job: Job) -> Callable[[Variables, Batch, Any, bool], Loss]:
+        """The job's loss of parameters and state that live in shards."""
+
+        def loss(variables: Variables, batch: Batch, key: Any, train: bool) -> Loss:
+            gathered = self.gathering(lambda variables, batch, key: job.loss(variables, batch, key, train))
+            result: Loss = gathered(variables, batch, key)
             return result
 
         return loss
 
     def gathering(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of (params, *arrays) that gathers parameters where it uses them."""
+        """A function of (variables, *arrays) that gathers parameters, and state that lies as they do, where used."""
         ways = math.prod(self.plan.mesh[axis] for axis in BATCH_AXES)
 
         def on_the_mesh(*arguments: Any) -> Any:
             with batch_sharded(ways):
                 return function(*arguments)
 
-        return gathering(
-            on_the_mesh,
-            self.plan.specs,
-            self.plan.gathered,
-            self.mesh,
-            reshard_after_forward=self.reshard_after_forward,
-        )
+        def gathers(variables: Variables, *others: Any) -> Any:
+            lives, used = (
+                follow(variables, variables.params, specs) for specs in (self.plan.specs, self.plan.gathered)
+            )
+            again = self.reshard_after_forward
+            return gathering(on_the_mesh, lives, used, self.mesh, reshard_after_forward=again)(variables, *others)
+
+        return gathers
 
 
 def place(job: Job, reading: Reading, sizes: Mapping[str, int], *, reshard_after_forward: bool = False) -> Placement:
@@ -122,21 +128,30 @@ def read_evaluation(job: Job) -> Reading:
 
 
 def _read_loss(job: Job, stage: Stage) -> Reading:
-    def loss(params: Params, arrays: Any) -> Any:
-        return job.loss(params, arrays, jax.random.key(0), train=stage == "train").sum
+    def loss(variables: Variables, arrays: Any) -> Any:
+        return job.loss(variables, arrays, jax.random.key(0), train=stage == "train").sum
 
     rows = micro_batch_size(job.recipe)
     with batch_sharded(rows):
-        return read(loss, job.model.abstract, abstract_batch(job, rows, stage))
+        return read_program(loss, job.abstract, abstract_batch(job, rows, stage))
 
 
 def read_prediction(job: Job) -> Reading:
     """The logical axes of the parameters, from the plugin's predictions of a batch."""
 
-    def predict(params: Params, arrays: Any) -> Any:
-        return call_predict(job.plugin, job.context("predict"), params, arrays, jax.random.key(0))
+    def predict(variables: Variables, arrays: Any) -> Any:
+        return job.prediction(variables, arrays, jax.random.key(0))
 
-    return read(predict, job.model.abstract, abstract_batch(job, micro_batch_size(job.recipe), "predict"))
+    return read_program(predict, job.abstract, abstract_batch(job, micro_batch_size(job.recipe), "predict"))
+
+
+def read_program(function: Callable[[Variables, Any], Any], abstract: Variables, batch: Any) -> Reading:
+    """The logical axes of the parameters, from a function of (variables, batch) over abstract values."""
+
+    def positional(params: Params, batch: Any, state: Any, step: Any) -> Any:
+        return function(Variables(params, state, step), batch)
+
+    return read(positional, abstract.params, batch, abstract.state, abstract.step)
 
 
 def abstract_batch(job: Job, size: int, stage: Any = "train") -> Any:

@@ -23,7 +23,8 @@ from redco_cli.placement import Placement, place, read_evaluation, read_loss, re
 from redco_cli.planning.choice import choose_placement, memory_of_a_device, recipe_placement
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
-from redco_cli.plugin.contract import Example, Params
+from redco_cli.plugin.contract import Example
+from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predict import check_output, line_of, write_predictions
 from redco_cli.prediction.predictor import Predictor
 from redco_cli.prediction.prompt import explaining_prompt, prompt_example
@@ -37,7 +38,7 @@ from redco_cli.sharding.program.reading import parameters_only, read
 from redco_cli.training.evaluate import EvalResult, compiled_evaluation
 from redco_cli.training.evaluate import evaluate as mean_loss
 from redco_cli.training.outcome import TrainResult, finished
-from redco_cli.training.saving.parameters import check_initial_params, trained_params
+from redco_cli.training.saving.parameters import check_initial_params, trained_variables
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
 from redco_cli.training.saving.selection import own_checkpoints
 from redco_cli.training.session import open_run, plan_updates, saved_at_its_end
@@ -76,8 +77,10 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     ):
         predictor = Predictor(job, placement, progress.compiling)
 
-        def predictions(params: Params, examples: Sequence[Example], salt: Sequence[int]) -> list[Any]:
-            return predictor.all(params, examples, lambda done: progress.phase("predicting", done, len(examples)), salt)
+        def predictions(variables: Variables, examples: Sequence[Example], salt: Sequence[int]) -> list[Any]:
+            return predictor.all(
+                variables, examples, lambda done: progress.phase("predicting", done, len(examples)), salt
+            )
 
         with (
             open_run(job, placement, timeline, updates, start, progress, predictions, stop) as (run, outer),
@@ -105,18 +108,18 @@ def evaluate(target: Name, overrides: Sequence[str] = (), *, checkpoint: str = "
     job = prepare(loaded, stages=stages_of(loaded.recipe)[1:])
     placement, count = recipe_placement(job, read_evaluation), len(job.eval_examples)
     with explaining_out_of_memory(job, placement, "eval"), contextlib.ExitStack() as stack:
-        params, origin = trained_params(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        variables, origin = trained_variables(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
         note(f"{count} examples, with the parameters of {origin}")
         progress = stack.enter_context(CountProgress("evaluating", count))
         step = compiled_evaluation(job, placement, progress.compiling)
 
-        def predictions(params: Params, examples: Sequence[Example]) -> list[Any]:
+        def predictions(variables: Variables, examples: Sequence[Example]) -> list[Any]:
             stack.close()
             with CountProgress("predicting", count) as progress:
-                return Predictor(job, placement, progress.compiling).all(params, examples, progress.update)
+                return Predictor(job, placement, progress.compiling).all(variables, examples, progress.update)
 
         predicts = predictions if job.recipe.eval.predict else None
-        values = mean_loss(job, placement.mesh, step, params, None, lambda done, _: progress.update(done), predicts)
+        values = mean_loss(job, placement.mesh, step, variables, None, lambda done, _: progress.update(done), predicts)
     return EvalResult(origin, count, values)
 
 
@@ -160,11 +163,11 @@ def predict(
     job = prepare(loaded, stages=("predict",), given=given if source is None else read_jsonl(source))
     placement = recipe_placement(job, read_prediction)
     with explaining_out_of_memory(job, placement, "predict"):
-        params, origin = trained_params(job, placement, directory, checkpoint)
+        variables, origin = trained_variables(job, placement, directory, checkpoint)
         note(f"{len(job.eval_examples)} examples, with the parameters of {origin}")
         with CountProgress("predicting", len(job.eval_examples)) as progress:
             predictor = Predictor(job, placement, progress.compiling)
-            write_predictions(predictor, params, job, file, origin, progress.update)
+            write_predictions(predictor, variables, job, file, origin, progress.update)
     return file
 
 
@@ -196,10 +199,10 @@ def predict_examples(
         job = prepare(loaded, stages=("predict",), given=examples)
     given, placement = job.eval_examples, recipe_placement(job, read_prediction)
     with explaining_out_of_memory(job, placement, "predict"):
-        params, origin = trained_params(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        variables, origin = trained_variables(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
         note(f"with the parameters of {origin}")
         with CountProgress("predicting", len(given)) as progress:
-            found = Predictor(job, placement, progress.compiling).all(params, given, progress.update)
+            found = Predictor(job, placement, progress.compiling).all(variables, given, progress.update)
     return [json.loads(line_of(index, given[index], one, job)) for index, one in enumerate(found)]
 
 
@@ -238,13 +241,13 @@ def export(
     job = prepare(loaded, stages=(), given=())
     placement = _spread(job)
     with explaining_out_of_memory(job, placement, "export"):
-        params, origin = trained_params(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        variables, origin = trained_variables(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
         note(f"exporting the parameters of {origin}")
         source = None if section.name is None else checkpoint_directory(section, where=job.where)
         tokenizer = job.tokenizer if source is None or section.tokenizer is not None else None
         return export_model(
             job.model,
-            params,
+            variables.using(job.recipe.predict.use).params,
             Path(output),
             source=source,
             began_there=section.params is None,

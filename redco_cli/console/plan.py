@@ -31,6 +31,7 @@ KINDS = {
     "parameters": "parameters",
     "gradients": "gradients",
     "optimizer": "optimizer state",
+    "plugin_state": "state of the plugin",
     "activations": "activations",
     "logits": "logits",
     "batch": "batch",
@@ -59,13 +60,20 @@ def show_plan(document: Document, console: Console | None = None) -> None:
     for line in _heading(document):
         say(console, *line)
     say(console)
-    _parameters(document, console)
+    _parameters("parameters", document["groups"], console)
+    if document["state"]:
+        _parameters("state of the plugin", document["state"], console)
     _memory(document, console)
     _collectives(document, console)
     _runners_up(document, console)
     for warning in document["warnings"]:
         warn(warning, console)
     say(console, *_verdict(document))
+
+
+def memory_kinds(memory: Mapping[str, int]) -> dict[str, int]:
+    """The kinds of memory to show: state of the plugin only where it keeps some."""
+    return {kind: size for kind, size in memory.items() if size or kind != "plugin_state"}
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:
@@ -108,12 +116,12 @@ def _heading(document: Document) -> Iterator[list[Piece]]:
     yield [("step: ", "dim"), f"{examples}, remat {chosen['remat']}"]
 
 
-def _parameters(document: Document, console: Console) -> None:
-    heads = ["parameters", "count", "shape/parts", "split over", "per device", "why"]
+def _parameters(title: str, groups: Sequence[Document], console: Console) -> None:
+    heads = [title, "count", "shape/parts", "split over", "per device", "why"]
     right = [False, True, False, False, True, False]
     rows, styles = [], []
     is_tree = console.is_terminal and _draws_signs(console)
-    for line in _tree(document["groups"]) if is_tree else _paths(document["groups"]):
+    for line in _tree(groups) if is_tree else _paths(groups):
         group = line.group
         if group is None:
             rows.append([line.label, "", "", "", "", ""])
@@ -159,7 +167,7 @@ def _branches(tree: Mapping[str, Any], guides: str) -> Iterator[_Line]:
 
 
 def _memory(document: Document, console: Console) -> None:
-    memory, limit = document["memory"], document["device_memory"]
+    memory, limit = memory_kinds(document["memory"]), document["device_memory"]
     total = sum(memory.values())
     full = max(total, limit or 0)
     rows = [[KINDS[kind], format_bytes(size), _bar(size, full, console)] for kind, size in memory.items()]

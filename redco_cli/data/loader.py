@@ -66,7 +66,7 @@ def order(n: int, *, seed: int, shuffle: bool) -> Callable[[int], int]:
 
 def train_batches(
     examples: Examples,
-    collate: Collate,
+    collate: Callable[[int], Collate],
     plan: BatchPlan,
     *,
     where: str,
@@ -85,7 +85,7 @@ def train_batches(
 
     Args:
         examples: as `load_source` or `check_examples` return them.
-        collate: examples to a batch; its errors reach the consumer unchanged.
+        collate: of a step, examples to its batch; errors reach the consumer unchanged.
         plan: how a global batch is cut.
         where: the place of `collate_fn`, for errors.
         seed: of the order.
@@ -105,7 +105,7 @@ def train_batches(
     def finish(step: int, part: list[Example], locate: Locate) -> Arrays:
         first = step * plan.global_batch_size
         noted = None if told is None else functools.partial(told, [first + row for row in rows])
-        batch = collated(collate, part, where, locate, noted)
+        batch = collated(collate(step), part, where, locate, noted)
         return {key: value.reshape(plan.n_micro, plan.share, *value.shape[1:]) for key, value in batch.items()}
 
     if is_indexed(examples):
@@ -178,7 +178,7 @@ def eval_batches(
 
     Args:
         examples: all examples.
-        collate: as for `train_batches`.
+        collate: examples to a batch; its errors reach the consumer unchanged.
         cuts: what `eval_slices` returned.
         local_rows: the rows of a batch that this process collates.
         where: the place of `collate_fn`, for errors.
@@ -209,7 +209,7 @@ def predict_batches(
 
     Args:
         examples: all examples.
-        collate: as for `train_batches`.
+        collate: examples to a batch; its errors reach the consumer unchanged.
         batch_size: examples per batch over all processes.
         start: index of the first example.
         local_rows: the rows of a batch that this process collates.

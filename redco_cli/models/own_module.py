@@ -26,6 +26,7 @@ class ModuleModel:
         module: the module.
         where: the place for errors.
         abstract: the parameters as a nested dict of `jax.ShapeDtypeStruct`.
+        seed: of its first variables that are no parameters.
         example: name to abstract array: the inputs that `init` applies the module to.
         config: None; named models have one.
         task: None likewise.
@@ -36,6 +37,7 @@ class ModuleModel:
     where: str
     example: Mapping[str, Any] = field(repr=False)
     abstract: Params = field(repr=False)
+    seed: int = 0
     config: None = None
     task: None = None
     frozen: tuple[str, ...] = ()
@@ -44,7 +46,21 @@ class ModuleModel:
         """Fresh parameters from a key. Traceable: call it under `jit` to have them born sharded."""
         return _init(self.module, self.example, rng)
 
-    def __call__(self, params: Params, *inputs: Any, rng: Any = None, train: bool = False, **named: Any) -> Any:
+    def init_variables(self) -> dict[str, Any]:
+        """The first variables that are no parameters, by collection: `{"batch_stats": ...}`. Traceable."""
+        found = _variables(self.module, self.example, jax.random.key(self.seed))
+        return {name: collection for name, collection in found.items() if name != "params"}
+
+    def __call__(
+        self,
+        params: Params,
+        *inputs: Any,
+        rng: Any = None,
+        train: bool = False,
+        variables: Mapping[str, Any] | None = None,
+        mutable: Any = False,
+        **named: Any,
+    ) -> Any:
         """Applies the module; `train` or `deterministic` is passed where its `__call__` has such a parameter.
 
         Args:
@@ -52,13 +68,20 @@ class ModuleModel:
             inputs: what its `__call__` takes; `named` likewise by name.
             rng: key for dropout.
             train: whether dropout is active.
+            variables: by collection, what the module keeps besides parameters; as `init_variables` returns them.
+            mutable: which of these collections are updated; as for `flax.linen.Module.apply`.
+
+        Returns:
+            What the module returns; with `mutable` a pair of it and the updated collections.
 
         Raises:
             ModelError: dropout is active and `rng` is missing.
         """
         rngs = {} if rng is None else {"dropout": rng}
         try:
-            return self.module.apply({"params": params}, *inputs, **named, **_switches(self.module, train), rngs=rngs)
+            given = {**(variables or {}), "params": params}
+            switches = _switches(self.module, train)
+            return self.module.apply(given, *inputs, **named, **switches, rngs=rngs, mutable=mutable)
         except flax.errors.InvalidRngError:
             raise ModelError(
                 self.where, "training this module needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
@@ -96,7 +119,9 @@ class ModuleModel:
         )
 
 
-def module_model(module: Any, example_batch: Mapping[str, Any], where: str) -> ModuleModel:
+def module_model(
+    module: Any, example_batch: Mapping[str, Any], where: str, *, seed: int = 0, keeps_state: bool = False
+) -> ModuleModel:
     """The model for a plugin's Flax module; allocates no parameters.
 
     Args:
@@ -104,9 +129,12 @@ def module_model(module: Any, example_batch: Mapping[str, Any], where: str) -> M
         example_batch: name to array, abstract or not, as `collate_fn` makes them. The module is initialised with those
             parameters of its `__call__` that have no default, looked up here by name.
         where: place for errors, such as `plugins/p.py: build_model`.
+        seed: of its first variables that are no parameters.
+        keeps_state: whether the plugin keeps such variables.
 
     Raises:
-        PluginError: the module takes an input that the batch lacks, keeps variables other than parameters, or raises.
+        PluginError: the module takes an input that the batch lacks, has variables other than parameters that nobody
+            keeps, or raises.
     """
     example = _init_inputs(module, example_batch, where)
     try:
@@ -119,13 +147,14 @@ def module_model(module: Any, example_batch: Mapping[str, Any], where: str) -> M
             "make the batch of collate_fn fit the module",
         ) from error
     others = sorted(set(variables) - {"params"})
-    if others:
+    if others and not keeps_state:
         raise PluginError(
             where,
             f"{type(module).__name__} keeps variables in {', '.join(others)} besides its params",
-            "use layers without state, such as GroupNorm or LayerNorm instead of BatchNorm",
+            "keep them: define init_state(ctx, params) that returns ctx.model.init_variables(), and update_state;"
+            " or use layers without state, such as GroupNorm or LayerNorm instead of BatchNorm",
         )
-    return ModuleModel(module=module, where=where, example=example, abstract=variables.get("params", {}))
+    return ModuleModel(module=module, where=where, example=example, abstract=variables.get("params", {}), seed=seed)
 
 
 def _init_inputs(module: Any, batch: Mapping[str, Any], where: str) -> dict[str, jax.ShapeDtypeStruct]:

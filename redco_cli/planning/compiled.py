@@ -13,7 +13,8 @@ from redco_cli.errors import DeviceError
 from redco_cli.placement import Placement
 from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
-from redco_cli.plugin.contract import Batch, Loss, Params
+from redco_cli.plugin.contract import Batch, Loss
+from redco_cli.plugin.state import Variables
 from redco_cli.runtime.mesh import batch_sharding, make_mesh, replicated
 from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.plan import Collective
@@ -36,14 +37,19 @@ def compile_step(option: Option) -> Compiled:
         remedy = f"set XLA_FLAGS=--xla_force_host_platform_device_count={wanted} before JAX starts, as the command does"
         raise DeviceError("--compile", problem, remedy)
     placement = Placement(make_mesh(count, workload.where), option.plan, option.reshard_after_forward)
-    state = jax.eval_shape(lambda params: new_state(params, workload.frozen, workload.optimizer), workload.abstract)
-    places = placement.following(state, workload.abstract)
 
-    def loss(params: Params, batch: Batch, key: Any, train: bool) -> Loss:
-        result: Loss = placement.gathering(workload.loss)(params, batch, key)
+    def begin(given: Variables) -> TrainState:
+        return new_state(given.params, workload.frozen, workload.optimizer, lambda _: given.state)
+
+    state = jax.eval_shape(begin, workload.abstract)
+    places = placement.following(state, workload.abstract.params)
+
+    def loss(variables: Variables, batch: Batch, key: Any, train: bool) -> Loss:
+        result: Loss = placement.gathering(workload.loss)(variables, batch, key)
         return result
 
-    step = make_train_step(loss, workload.optimizer, optax.constant_schedule(0.0), 0, places.trainable)
+    schedule = optax.constant_schedule(0.0)
+    step = make_train_step(loss, workload.optimizer, schedule, 0, places.trainable, workload.update_state)
     everywhere = replicated(placement.mesh)
     began = time.perf_counter()
     lowered = jax.jit(step, donate_argnums=0, out_shardings=(places, everywhere)).lower(

@@ -19,6 +19,7 @@ from redco_cli.planning.options import Devices, Option, options
 from redco_cli.planning.picture.svg import write_picture
 from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
 from redco_cli.planning.workload import Workload, find_workload
+from redco_cli.sharding.decide.follow import followers
 from redco_cli.sharding.decide.guards import checked_sizes
 from redco_cli.sharding.predict.memory import StepMemory
 
@@ -79,6 +80,7 @@ def inspect(
         runners_up=[_choice(way, _compared(way, best, machine)) for way in ways[1 : RUNNERS_UP + 1]],
         remedies=() if fits else _remedies(workload, best, machine),
         compiled=compile_step(best) if compile_it else None,
+        state=followers(best.workload.abstract.state, best.plan, best.workload.abstract.params),
     )
 
 
@@ -142,6 +144,7 @@ def _memory(found: StepMemory) -> Memory:
         logits=found.logits,
         batch=found.batch,
         gathered=found.gathered,
+        plugin_state=found.plugin_state,
     )
 
 

@@ -18,13 +18,16 @@ from typing import Any
 import jax
 
 from redco_cli.errors import DeviceError, ModelError
+from redco_cli.placement import read_program
 from redco_cli.planning.workload import Workload
+from redco_cli.plugin.state import Variables
 from redco_cli.sharding.batch_shards import batch_sharded
+from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
 from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.predict.memory import StepConfig, StepMemory, TracedLoss, estimate
-from redco_cli.sharding.program.reading import Reading, read
+from redco_cli.sharding.program.reading import Reading
 from redco_cli.training.state import merge, partition
 
 FLOPS = 150e12
@@ -96,15 +99,15 @@ class Planner:
         batch = self._batch = workload.batch(size)
         key = jax.random.key(0)
 
-        def loss(params: Any, arrays: Any) -> Any:
-            return workload.loss(params, arrays, key).sum
+        def loss(variables: Variables, arrays: Any) -> Any:
+            return workload.loss(variables, arrays, key).sum
 
         self._loss = loss
         with batch_sharded(size) as shards:
-            self.reading: Reading = read(loss, workload.abstract, batch)
+            self.reading: Reading = read_program(loss, workload.abstract, batch)
         self._by_shards = shards.consulted
         self._programs: dict[int, TracedLoss] = {}
-        self._trainable, self._frozen = partition(workload.abstract, workload.frozen)
+        self._trainable, self._frozen = partition(workload.abstract.params, workload.frozen)
         self._opt_state = jax.eval_shape(workload.optimizer.init, self._trainable)
         self._traced: dict[tuple[int, StepConfig], tuple[Plan, StepMemory]] = {}
 
@@ -146,10 +149,12 @@ class Planner:
         scale = micro_batch_size / self._size
         ways = plan.mesh[DATA] * plan.mesh[FSDP]
         batch = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._batch))
+        state = self.workload.abstract.state
         still = plan.bytes_per_device - traced.parameters if self.workload.frozen else 0
         return replace(
             traced,
             parameters=traced.parameters + still,
+            plugin_state=bytes_per_device(state, follow(state, self.workload.abstract.params, plan.specs), plan.mesh),
             activations=int(traced.activations * scale),
             logits=int(traced.logits * scale),
             batch=int(batch * self.workload.global_batch_size / self._size) // ways,
@@ -161,7 +166,10 @@ class Planner:
         used, rest_used = partition(plan.gathered, self.workload.frozen)
         over_batch = jax.tree.map(lambda _: jax.sharding.PartitionSpec(BATCH_AXES), self._batch)
         program = self._program(plan.mesh[DATA] * plan.mesh[FSDP])
-        return estimate(program, self._opt_state, plan.mesh, specs, used, config, batch_specs=(over_batch, rest_used))
+        abstract = self.workload.abstract
+        state_used = follow((abstract.state, abstract.step), abstract.params, plan.gathered)
+        rest = (over_batch, rest_used, state_used)
+        return estimate(program, self._opt_state, plan.mesh, specs, used, config, batch_specs=rest)
 
     def _program(self, ways: int) -> TracedLoss:
         """The gradient of a batch that is split over so many devices."""
@@ -169,9 +177,9 @@ class Planner:
         if key not in self._programs:
             with batch_sharded(key):
                 self._programs[key] = TracedLoss(
-                    lambda some, rest: self._loss(merge(some, rest[1]), rest[0]),
+                    lambda some, rest: self._loss(Variables(merge(some, rest[1]), *rest[2]), rest[0]),
                     self._trainable,
-                    (self._batch, self._frozen),
+                    (self._batch, self._frozen, (self.workload.abstract.state, self.workload.abstract.step)),
                 )
         return self._programs[key]
 

@@ -115,6 +115,7 @@ def _held(now: Option) -> str:
         _parameters(now.plan): found.parameters,
         "gradients": found.gradients,
         "optimizer state": found.optimizer + found.copies,
+        "state of the plugin": found.plugin_state,
         f"activations of {examples} (remat {workload.remat})": found.activations,
         f"logits of {examples}": found.logits,
         "gathered parameters": found.gathered,

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from redco_cli.planning.parameter_groups import ParameterGroup, group_parameters
-from redco_cli.sharding.plan import Collective, Plan
+from redco_cli.sharding.plan import Collective, Plan, Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Memory:
         logits: of a language model, with their gradient.
         batch: the examples.
         gathered: parameters put together just where they are used.
+        plugin_state: what `init_state` of the plugin made.
     """
 
     parameters: int
@@ -35,6 +36,7 @@ class Memory:
     logits: int
     batch: int
     gathered: int
+    plugin_state: int
 
     @property
     def total(self) -> int:
@@ -92,6 +94,7 @@ class Report:
         global_batch_size: examples in a step.
         seq_length: tokens in an example; None where examples are no tokens.
         groups: of parameters, in the order of the tree.
+        state: likewise of the arrays that `init_state` of the plugin made.
         memory: bytes on one device by kind.
         device_memory: bytes that one device has; None when it is not known.
         fits: whether `memory` is within `device_memory`; None when that is not known.
@@ -110,6 +113,7 @@ class Report:
     global_batch_size: int
     seq_length: int | None
     groups: tuple[ParameterGroup, ...]
+    state: tuple[ParameterGroup, ...]
     memory: Memory
     device_memory: int | None
     fits: bool | None
@@ -132,6 +136,7 @@ def build_report(
     remedies: Sequence[str] = (),
     compiled: Compiled | None = None,
     stacked: Mapping[str, int] | None = None,
+    state: Sequence[Row] = (),
 ) -> Report:
     """The report of a plan.
 
@@ -147,6 +152,7 @@ def build_report(
         remedies: what to change so that it fits.
         compiled: the same step as compiled, if it was.
         stacked: see `group_parameters`.
+        state: of the plugin.
     """
     return Report(
         model=model,
@@ -158,6 +164,7 @@ def build_report(
         global_batch_size=global_batch_size,
         seq_length=seq_length,
         groups=group_parameters(plan.rows, plan.mesh, stacked),
+        state=group_parameters(state, plan.mesh),
         memory=memory,
         device_memory=device_memory,
         fits=None if device_memory is None else memory.total <= device_memory,

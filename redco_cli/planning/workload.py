@@ -21,12 +21,14 @@ from redco_cli.models.resolve import resolve_model
 from redco_cli.placement import abstract_batch, overrides
 from redco_cli.plugin.contract import Loss, Params
 from redco_cli.plugin.parts import token_loss
+from redco_cli.plugin.state import Variables
 from redco_cli.recipe.load import RESOLVED_NAME, load_recipe
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.yaml12 import parse_yaml
 from redco_cli.sharding.decide.override import Override
 from redco_cli.training.session import plan_updates
+from redco_cli.training.step import StateUpdate
 from redco_cli.training.timeline import make_timeline
 
 Remat = Literal["none", "dots", "full", "offload"]
@@ -39,10 +41,11 @@ class Workload:
 
     Attributes:
         name: of the model.
-        loss: of (parameters, batch, key), traceable.
-        abstract: the parameters.
+        loss: of (variables, batch, key), traceable.
+        abstract: parameters, and state of the plugin.
         frozen: paths of those that are not updated.
         optimizer: the optax transformation.
+        update_state: of the plugin.
         batch: number of examples to abstract arrays with that leading dim.
         global_batch_size: examples in a step.
         micro_batch_size: examples that go through the model at once; None where that may be chosen.
@@ -55,10 +58,11 @@ class Workload:
     """
 
     name: str
-    loss: Callable[[Params, Any, Any], Loss]
-    abstract: Params
+    loss: Callable[[Variables, Any, Any], Loss]
+    abstract: Variables
     frozen: frozenset[str]
     optimizer: optax.GradientTransformation
+    update_state: StateUpdate
     batch: Callable[[int], Any]
     global_batch_size: int
     micro_batch_size: int | None
@@ -122,10 +126,11 @@ def job_workload(job: Job) -> Workload:
 
     return Workload(
         name=job.loaded.path.stem,
-        loss=lambda params, arrays, key: job.loss(params, arrays, key, train=True),
-        abstract=job.model.abstract,
+        loss=lambda variables, arrays, key: job.loss(variables, arrays, key, train=True),
+        abstract=job.abstract,
         frozen=updates.frozen,
         optimizer=updates.optimizer,
+        update_state=job.update_state,
         batch=lambda size: abstract_batch(job, size),
         global_batch_size=section.train.global_batch_size,
         micro_batch_size=None if section.train.micro_batch_size == "auto" else section.train.micro_batch_size,
@@ -154,10 +159,11 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None) -> Wor
         length = seq_length or (known.seq_length if known is not None else _positions(model.config))
         return Workload(
             name=name,
-            loss=lambda params, arrays, key: _default_loss(model, params, arrays, key),
-            abstract=model.abstract,
+            loss=lambda variables, arrays, key: _default_loss(model, variables.params, arrays, key),
+            abstract=Variables(model.abstract, step=jax.ShapeDtypeStruct((), jnp.int32)),
             frozen=frozenset(),
             optimizer=optax.adamw(1e-4),
+            update_state=lambda variables, _: variables.state,
             batch=lambda size: _default_batch(model, size, length),
             global_batch_size=batch_size,
             micro_batch_size=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
+from redco_cli.plugin.state import Variables, stat_sums, update_state
 from redco_cli.row_notes import noting
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
@@ -79,6 +81,8 @@ def _keys(example: Example) -> str:
 def call_loss(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, rng: Any, *, train: bool) -> Loss:
     """`loss_fn` on a batch, traced; always a `Loss` of float32 scalars, each metric a pair (sum, weight).
 
+    Stats are such pairs too, their sums of any shape; there are none unless `train`: only an update takes them.
+
     A scalar mean becomes Loss(mean * B, B): each example of the batch weighs the same.
 
     Raises:
@@ -96,7 +100,8 @@ def call_loss(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, 
     for name, metric in _named(value.metrics, where).items():
         pair = metric if isinstance(metric, tuple) and len(metric) == 2 else (metric, weight)
         metrics[name] = tuple(jax.lax.stop_gradient(_scalar(part, where, f"the metric {name}", batch)) for part in pair)
-    return Loss(_differentiable(value.sum, where, "Loss.sum", batch), weight, metrics)
+    stats = stat_sums(plugin, value.stats, weight) if train else {}
+    return Loss(_differentiable(value.sum, where, "Loss.sum", batch), weight, metrics, stats)
 
 
 def _named(metrics: Any, where: str) -> Mapping[str, Any]:
@@ -191,23 +196,32 @@ def call_metric(
         raise PluginError(where, f"a metric is no number: {error}", "return a dict of floats") from None
 
 
-def prove(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, *, stage: str) -> Any:
+def prove(plugin: LoadedPlugin, ctx: Context, variables: Variables, batch: Batch, *, stage: str) -> Any:
     """Traces `loss_fn` (stages train, eval) or `predict_fn` (predict) over abstract values: nothing is computed.
 
+    Where a loss is trained, `update_state` too.
+
     Args:
-        params: abstract parameters.
+        variables: abstract ones.
         batch: one real or abstract batch.
 
     Returns:
         The abstract `Loss` or outputs.
 
     Raises:
-        PluginError: as `call_loss` and `call_predict`; also when the loss is an integer.
+        PluginError: as `call_loss`, `call_predict` and `update_state`; also when the loss is an integer.
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    if stage == "predict":
-        return jax.eval_shape(lambda p, b, k: call_predict(plugin, ctx, p, b, k), params, abstract, key)
-    return jax.eval_shape(
-        lambda p, b, k: call_loss(plugin, ctx, p, b, k, train=stage == "train"), params, abstract, key
-    )
+    train = stage == "train"
+
+    def loss(given: Variables, arrays: Batch, rng: Any) -> Loss:
+        return call_loss(plugin, given.told(ctx), given.params, arrays, rng, train=train)
+
+    def predict(given: Variables, arrays: Batch, rng: Any) -> Any:
+        return call_predict(plugin, given.told(ctx), given.params, arrays, rng)
+
+    found = jax.eval_shape(predict if stage == "predict" else loss, variables, abstract, key)
+    if train and plugin.update_state is not None:
+        jax.eval_shape(functools.partial(update_state, plugin, ctx), variables, found.stats)
+    return found

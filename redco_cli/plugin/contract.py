@@ -28,6 +28,8 @@ and, where needed:
     def load_examples(ctx, split): ...             # "train" or "eval" -> sequence or iterable of dicts
     def build_model(ctx): ...                      # -> flax.linen.Module, when no named model is used
     def optimizer_fn(ctx, schedule): ...           # -> optax.GradientTransformation
+    def init_state(ctx, params): ...               # -> pytree of arrays that are no parameters: ctx.state
+    def update_state(ctx, state, params, stats): ... # -> the next one, after every update of the parameters
     def run_fn(run): ...                           # a custom outer loop over run.train / run.evaluate / run.predict
 
 An optional dataclass `Options` types `plugin.options` of the recipe: unknown or mistyped options are then refused.
@@ -79,85 +81,15 @@ class Loss:
         sum: scalar; the loss summed over whatever counts (tokens, examples). Differentiated.
         weight: scalar; how much counted. Not differentiated. Zero is allowed: the batch then adds nothing.
         metrics: name to a scalar sum over the same weight, or to a pair (sum, weight) of its own.
+        stats: the same for `update_state` instead of the log, and of any shape: the activations of each channel, say,
+            summed over a batch; or a pytree of such. Added like metrics, and divided by a scalar weight; nan where that
+            is zero.
     """
 
     sum: Any
     weight: Any
     metrics: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Model(Protocol):
-    """What `ctx.model` offers, whatever is behind it."""
-
-    config: Any
-    """The Hugging Face config; None for a model from `build_model`."""
-
-    def __call__(self, params: Params, *inputs: Any, rng: Any = None, train: bool = False, **named: Any) -> Any:
-        """Applies the model.
-
-        Args:
-            params: as `init` returns them.
-            inputs: the model's inputs in its own order, such as `input_ids` [B, L]; `named` likewise by name.
-            rng: key for dropout, needed when `train` is true and the model has dropout.
-            train: whether dropout is active.
-
-        Returns:
-            The logits of the task's head (language modelling: [B, L, V]); where a head has several outputs
-            (question answering, CLIP), its output object; for a module from `build_model`, what it returns.
-        """
-        ...
-
-    def next_token_loss(
-        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
-    ) -> Loss:
-        """The loss of a language model, with the metric `accuracy`: each token predicted from those before it.
-
-        The same as `parts.next_token_loss` of the logits of a call. A model that can do without the logits of the
-        whole batch does: for a large vocabulary they can be larger than the model.
-
-        Args:
-            params: as `init` returns them.
-            inputs: those of a call; `named` likewise by name.
-            labels: [B, L], aligned with the input: token i, or `IGNORED_LABEL` where it carries no loss.
-            rng: key for dropout.
-            train: whether dropout is active.
-        """
-        ...
-
-    def init(self, rng: Any) -> Params:
-        """Fresh parameters, float32. Traceable: call it under `jit` to have them born sharded."""
-        ...
-
-    def decoder_inputs(self, labels: Any) -> Any:
-        """Decoder inputs [B, L] for labels [B, L] of an encoder-decoder model: moved right by one, behind the start id.
-
-        Ignored labels become padding.
-
-        Raises:
-            ModelError: the model has no decoder of its own, or names no start or pad id.
-        """
-        ...
-
-    def generate(
-        self, params: Params, inputs: Any, attention_mask: Any = None, *, rng: Any = None, **settings: Any
-    ) -> Any:
-        """Generates token ids.
-
-        Args:
-            params: as `init` returns them.
-            inputs: where the model starts: prompt ids [B, L] (causal models: padded on the left), source ids [B, L],
-                or an encoder's pixel values or features.
-            attention_mask: [B, L], 1 for real tokens.
-            rng: key for sampling.
-            settings: fields of the recipe's `predict.generation`.
-
-        Returns:
-            Token ids [B, N] of the output alone, without the prompt, padded with the pad id after the end.
-
-        Raises:
-            ModelError: when the model does not generate, or not in the way asked for.
-        """
-        ...
+    stats: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -165,12 +97,15 @@ class Context:
     """What the functions of a plugin are told.
 
     Attributes:
-        model: the model; None inside `build_model` and `load_examples` called before a model exists.
+        model: the model, a `plugin.model.Model`; None inside `build_model` and `load_examples` called before a model exists.
         tokenizer: the model's tokenizer, or its processor (images, audio); None when there is none.
         options: the plugin's options: an instance of its `Options` dataclass, or the mapping from the recipe.
         recipe: the whole recipe, typed.
         stage: what a batch is for: `train` and `eval` go to `loss_fn`, `predict` goes to `predict_fn`. A `collate_fn`
             that builds different batches for the two (a prompt without its answer) looks here.
+        state: in `loss_fn` and `predict_fn` what `init_state` and `update_state` made; elsewhere None.
+        step: optimizer steps done: a traced int32 scalar in `loss_fn`, `predict_fn` and `update_state`, where the step
+            itself is among them; a number in `collate_fn` of training batches; elsewhere None.
     """
 
     model: Any
@@ -178,6 +113,8 @@ class Context:
     options: Any
     recipe: Recipe
     stage: Stage = "train"
+    state: Any = None
+    step: Any = None
 
 
 class Run(Protocol):
@@ -276,6 +213,26 @@ class Plugin(Protocol):
 
     def optimizer_fn(self, ctx: Context, schedule: Any) -> Any:
         """An optax transformation; `schedule` maps the optimizer step to the learning rate."""
+        ...
+
+    def init_state(self, ctx: Context, params: Params) -> Any:
+        """State before the first step: a pytree of arrays, from the first parameters. Traced by JAX.
+
+        For what is no parameter but changes with training: moving averages, target networks, the statistics of batch
+        normalisation, counters. It is saved and restored with the parameters. A leaf lies as a parameter does if its
+        place ends with that of the parameter and it has its shape: `{"ema": params}` is split as `params` are.
+        """
+        ...
+
+    def update_state(self, ctx: Context, state: Any, params: Params, stats: Mapping[str, Any]) -> Any:
+        """The state after an update, of the same shapes. Traced by JAX, as part of the step.
+
+        Args:
+            ctx: with `ctx.step`, this step included; `ctx.state` is None.
+            state: as it was.
+            params: after the update. A step that is skipped, as its loss was not finite, changes no state either.
+            stats: name to array: those of `Loss`, over all micro-batches and devices, float32.
+        """
         ...
 
     def run_fn(self, run: Run) -> None:

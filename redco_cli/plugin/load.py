@@ -35,6 +35,8 @@ OPTIONAL = {
     "load_examples": ("ctx", "split"),
     "build_model": ("ctx",),
     "optimizer_fn": ("ctx", "schedule"),
+    "init_state": ("ctx", "params"),
+    "update_state": ("ctx", "state", "params", "stats"),
     "run_fn": ("run",),
 }
 
@@ -62,6 +64,8 @@ class LoadedPlugin:
     load_examples: Callable[..., Any] | None = None
     build_model: Callable[..., Any] | None = None
     optimizer_fn: Callable[..., Any] | None = None
+    init_state: Callable[..., Any] | None = None
+    update_state: Callable[..., Any] | None = None
     run_fn: Callable[..., Any] | None = None
 
 
@@ -124,6 +128,8 @@ def _import_file(path: Path, where: str) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise PluginError(where, f"{path} is no Python file", "name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:  # what lies beside it can be imported, as a script can, but hides nothing
+        sys.path.append(str(path.parent))
     sys.modules[name] = module  # dataclasses and pickled functions look their module up by name
     with guarded(where, "importing the plugin", _relative(str(path))):
         spec.loader.exec_module(module)
@@ -147,6 +153,8 @@ def _functions(module: types.ModuleType, file: str) -> dict[str, Callable[..., A
         if problem:
             problems.append(Problem(_place(function, name, file), problem, f"write {name}({', '.join(arguments)})"))
         functions[name] = function
+    if "update_state" in functions and "init_state" not in functions:
+        problems.append(Problem(file, "has update_state, but no init_state", "define init_state(ctx, params)"))
     if problems:
         raise PluginError.of(problems)
     return functions

@@ -21,7 +21,8 @@ from redco_cli.console import note
 from redco_cli.errors import PluginError, StorageError, UsageError
 from redco_cli.job import Job
 from redco_cli.models.weights.load import checkpoint_directory
-from redco_cli.plugin.contract import Example, Params
+from redco_cli.plugin.contract import Example
+from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predictor import Done, Predictor
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import pin_paths
@@ -66,7 +67,9 @@ def _holds_predictions(file: Path) -> bool:
     return isinstance(first, dict) and first.keys() == {"index", "example", "prediction"}
 
 
-def write_predictions(predictor: Predictor, params: Params, job: Job, output: Path, origin: str, done: Done) -> None:
+def write_predictions(
+    predictor: Predictor, variables: Variables, job: Job, output: Path, origin: str, done: Done
+) -> None:
     """Predicts the eval examples into a JSON-lines file: `{"index": 0, "example": {...}, "prediction": ...}`, in order.
 
     The first process writes it. A signal ends it between two batches, the same on all processes.
@@ -97,7 +100,7 @@ def write_predictions(predictor: Predictor, params: Params, job: Job, output: Pa
     done(start)
     with stop_on_signal(note) as stop, file:
         try:
-            for index, prediction in predictor(params, examples, start, census):
+            for index, prediction in predictor(variables, examples, start, census):
                 line = line_of(index, examples[index], prediction, job)
                 with _writing(output):
                     while line:  # a write to a full disk may take a part and only then fail

@@ -13,8 +13,9 @@ import numpy as np
 from redco_cli.data.loader import predict_batches
 from redco_cli.job import Job, inference_batch_size
 from redco_cli.placement import Placement
-from redco_cli.plugin.calls import call_output, call_predict
-from redco_cli.plugin.contract import Example, Params
+from redco_cli.plugin.calls import call_output
+from redco_cli.plugin.contract import Example
+from redco_cli.plugin.state import Variables
 from redco_cli.runtime.mesh import batch_sharding, counted_rows, data_shards, local_rows, put, replicated
 from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.runtime.peers.census import RowCensus
@@ -33,20 +34,19 @@ class Predictor:
         self._job = job
         self._mesh = placement.mesh
         self._largest = inference_batch_size(job, placement.mesh, "predict")
-        ctx, plugin, seed = job.context("predict"), job.plugin, job.recipe.seed
 
-        def predict_step(params: Params, key_data: jax.Array, first: jax.Array, batch: Any) -> Any:
+        def predict_step(variables: Variables, key_data: jax.Array, first: jax.Array, batch: Any) -> Any:
             key = jax.random.fold_in(jax.random.wrap_key_data(key_data), first)
-            return call_predict(plugin, ctx, params, batch, key)
+            return job.prediction(variables, batch, key)
 
-        self._key = jax.random.key(seed)
+        self._key = jax.random.key(job.recipe.seed)
 
         gathers, everywhere = placement.gathering(predict_step), replicated(placement.mesh)
         self._step = Program("prediction", gathers, announce, out_shardings=everywhere)
 
     def __call__(
         self,
-        params: Params,
+        variables: Variables,
         examples: Sequence[Example],
         start: int = 0,
         census: RowCensus | None = None,
@@ -68,6 +68,7 @@ class Predictor:
         batches = predict_batches(
             examples, collate, batch_size, aligned, mine, where=self._job.collate_place, workers=workers, told=told
         )
+        chosen = variables.using(self._job.recipe.predict.use)
         key_data = np.asarray(jax.random.key_data(functools.reduce(jax.random.fold_in, salt, self._key)))
         with contextlib.closing(batches):
             for indices, batch in batches:
@@ -75,7 +76,7 @@ class Predictor:
                 sum_over_processes("predict batch", batch, 1, self._job.collate_place)
                 arrays = put(batch, batch_sharding(self._mesh))
                 drawn = put({"key": key_data, "first": np.int32(indices.start)}, replicated(self._mesh))
-                outputs = jax.device_get(self._step(params, *drawn.values(), arrays))
+                outputs = jax.device_get(self._step(chosen, *drawn.values(), arrays))
                 size = len(indices)
                 rows = jax.tree.map(lambda leaf, size=size: leaf[:size], outputs)
                 for index, prediction in zip(indices, call_output(self._job.plugin, ctx, rows, size), strict=True):
@@ -87,10 +88,10 @@ class Predictor:
         shards = data_shards(self._mesh)
         return min(self._largest, -(-count // shards) * shards)
 
-    def all(self, params: Params, examples: Sequence[Example], done: Done, salt: Sequence[int] = ()) -> list[Any]:
+    def all(self, variables: Variables, examples: Sequence[Example], done: Done, salt: Sequence[int] = ()) -> list[Any]:
         """The predictions of all examples, in order; see a call."""
         predictions = []
-        for index, prediction in self(params, examples, salt=salt):
+        for index, prediction in self(variables, examples, salt=salt):
             predictions.append(prediction)
             done(index + 1)
         return predictions

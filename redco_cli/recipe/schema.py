@@ -195,6 +195,8 @@ class PredictSection(Section):
     """JSON-lines file to predict when `--input` is not given; default: the eval examples."""
     batch_size: Positive | Literal["auto"] = "auto"
     """Examples per prediction batch over all devices; `auto` takes the evaluation batch size."""
+    use: str | None = None
+    """A name in the plugin's state (`ema`) whose parameters predict, and are exported; default: those of training."""
     generation: GenerationSection = GenerationSection()
     """How to generate."""
 

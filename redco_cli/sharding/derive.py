@@ -49,8 +49,8 @@ def derive(
         that live so, `follow` says where optimizer state lives then.
 
     Raises:
-        DeviceError: no such mesh axis, more shards than heads, or more than a tenth of the parameter bytes that would
-            be whole on every device of an axis.
+        DeviceError: no such mesh axis, more shards than heads, or more than a tenth of the parameter bytes, and a MiB,
+            that would be whole on every device of an axis.
         RecipeError: an override that matches nothing or does not fit.
 
     Example:

@@ -41,6 +41,10 @@ class Row:
     bytes: int
     bytes_per_device: int
 
+    def described(self) -> dict[str, Any]:
+        """The row as plain JSON values."""
+        return {**asdict(self), "spec": _entries(self.spec), "gathered": _entries(self.gathered)}
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -95,9 +99,7 @@ class Plan:
         """The plan as plain JSON values, without the trees."""
         return {
             "mesh": dict(self.mesh),
-            "parameters": [
-                {**asdict(row), "spec": _entries(row.spec), "gathered": _entries(row.gathered)} for row in self.rows
-            ],
+            "parameters": [row.described() for row in self.rows],
             "collectives": [asdict(collective) for collective in self.collectives],
             "warnings": list(self.warnings),
         }

@@ -21,7 +21,8 @@ from redco_cli.errors import DataError, RecipeError
 from redco_cli.job import Job, inference_batch_size
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_metric
-from redco_cli.plugin.contract import Example, Loss, Params
+from redco_cli.plugin.contract import Example, Loss
+from redco_cli.plugin.state import Variables
 from redco_cli.runtime.mesh import batch_sharding, data_shards, local_rows, put, replicated
 from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.runtime.program import Announce, Program
@@ -51,15 +52,16 @@ def evaluate(
     job: Job,
     mesh: Mesh,
     step: Program,
-    params: Params,
+    variables: Variables,
     examples: Sequence[Example] | None,
     done: Callable[[int, int], None],
-    predict: Callable[[Params, Sequence[Example]], Sequence[Any]] | None,
+    predict: Callable[[Variables, Sequence[Example]], Sequence[Any]] | None,
 ) -> dict[str, float]:
     """Mean loss and metrics over examples: Σ sum / Σ weight over all batches, added in float64.
 
     Args:
         step: the compiled eval step.
+        variables: what it computes with, on the mesh.
         examples: None for those of the recipe.
         done: told how many examples are evaluated, of how many.
         predict: predictions of examples, of which the plugin's `metric_fn` makes further metrics; None for none.
@@ -71,9 +73,9 @@ def evaluate(
     chosen = job.eval_examples if examples is None else examples
     if chosen is None:
         raise no_eval_data(job)
-    values = _mean(job, mesh, step, params, chosen, lambda count: done(count, len(chosen)))
+    values = _mean(job, mesh, step, variables, chosen, lambda count: done(count, len(chosen)))
     if predict is not None:
-        values |= call_metric(job.plugin, job.context("predict"), chosen, predict(params, chosen))
+        values |= call_metric(job.plugin, job.context("predict"), chosen, predict(variables, chosen))
     return values
 
 
@@ -100,7 +102,7 @@ def check_has(values: Mapping[str, float], metric: str, job: Job) -> None:
 
 
 def _mean(
-    job: Job, mesh: Mesh, step: Program, params: Params, examples: Sequence[Example], done: Callable[[int], None]
+    job: Job, mesh: Mesh, step: Program, variables: Variables, examples: Sequence[Example], done: Callable[[int], None]
 ) -> dict[str, float]:
     slices = eval_slices(len(examples), inference_batch_size(job, mesh, "eval"), data_shards(mesh))
     sums: dict[str, tuple[float, float]] = {}
@@ -118,7 +120,7 @@ def _mean(
             stopping_point()
             sum_over_processes("eval batch", batch, 1, job.collate_place)
             sharding = batch_sharding(mesh) if part.sharded else replicated(mesh)
-            pending.append((part.stop, step(params, put(batch, sharding))))
+            pending.append((part.stop, step(variables, put(batch, sharding))))
             if len(pending) > IN_FLIGHT:
                 _add(sums, *pending.popleft(), done)
     while pending:

@@ -49,7 +49,15 @@ def open_census(job: Job, steps: int, step: int) -> RowCensus:
 
 
 def device_batches(
-    job: Job, mesh: Mesh, meter: Meter, examples: Any, steps: range, seed: int, census: RowCensus | None = None
+    job: Job,
+    mesh: Mesh,
+    meter: Meter,
+    examples: Any,
+    steps: range,
+    seed: int,
+    census: RowCensus | None = None,
+    *,
+    done: int = 0,
 ) -> Generator[DeviceBatch, None, None]:
     """The global batches of `steps`, split over the data axis.
 
@@ -59,8 +67,9 @@ def device_batches(
         steps: which batches of the endless, shuffled stream of `examples`.
         seed: of the order.
         census: takes what is noted of rows, where these are counted.
+        done: optimizer steps before the first batch of the stream.
     """
-    recipe = job.recipe
+    recipe, collate = job.recipe, job.collate("train")
     micro = micro_batch_size(recipe)
     plan = BatchPlan(recipe.train.global_batch_size, micro, functools.partial(local_rows, mesh))
     counted = np.array(counted_rows(mesh, micro))
@@ -72,7 +81,7 @@ def device_batches(
 
     host = train_batches(
         examples,
-        job.collate("train"),
+        lambda step: functools.partial(collate, step=step + done),
         plan,
         where=job.collate_place,
         seed=seed,

@@ -62,7 +62,8 @@ class TrainingRun:
         self._saved_digest: str | None = None
         loss, everywhere = setup.placement.loss(setup.job), replicated(setup.placement.mesh)
         places = jax.tree.map(lambda leaf: leaf.sharding, state)
-        train_step = make_train_step(loss, setup.optimizer, setup.schedule, setup.job.recipe.seed, places.trainable)
+        job, updates = setup.job, (setup.optimizer, setup.schedule)
+        train_step = make_train_step(loss, *updates, job.recipe.seed, places.trainable, job.update_state)
         self._train_step = Program(
             "train step", train_step, self._compiling, donate=(0,), out_shardings=(places, everywhere)
         )
@@ -151,10 +152,12 @@ class TrainingRun:
                 setup.job,
                 setup.placement.mesh,
                 self._eval_step,
-                self.params,
+                self._state.variables,
                 examples,
                 functools.partial(setup.progress.phase, "evaluating"),
-                (lambda params, chosen: setup.predict(params, chosen, ())) if setup.job.recipe.eval.predict else None,
+                (lambda variables, chosen: setup.predict(variables, chosen, ()))
+                if setup.job.recipe.eval.predict
+                else None,
             )
         if examples is None:
             self.evaluations.add(self._step, values)
@@ -170,7 +173,7 @@ class TrainingRun:
         if chosen is None:
             raise no_eval_data(self._setup.job)
         with self._meter.paused():
-            return self._setup.predict(self.params, chosen, salt)
+            return self._setup.predict(self._state.variables, chosen, salt)
 
     def reset_optimizer(self) -> None:
         """Begins the optimizer's state anew, but for how far its schedules have come."""
@@ -225,7 +228,7 @@ class TrainingRun:
         count = -(-len(examples) // job.recipe.train.global_batch_size) if steps is None else steps
         count = min(count, self._setup.timeline.steps - self._step)
         seed = int(np.random.SeedSequence((job.recipe.seed, self._step)).generate_state(1)[0])
-        return device_batches(job, mesh, self._meter, examples, range(count), seed)
+        return device_batches(job, mesh, self._meter, examples, range(count), seed, done=self._step)
 
     def _is_milestone(self, step: int) -> bool:
         timeline = self._setup.timeline

@@ -107,7 +107,7 @@ def open_run(
         updates: how parameters change.
         start: the output directory and the checkpoint to continue.
         progress: the live line.
-        predict: parameters and examples to predictions.
+        predict: variables and examples to predictions.
         stop: what a signal asked for.
 
     Raises:
@@ -121,7 +121,7 @@ def open_run(
         stack.callback(start.checkpoints.close)
         recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
         _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned, timeline.steps))
-        _write(start.directory / SHARDING_NAME, json.dumps(placement.plan.described(), indent=1))
+        _write(start.directory / SHARDING_NAME, json.dumps(placement.described(job), indent=1))
         if is_seekable(job.train_examples):
             start.checkpoints.position = job.train_examples.journal.saved
             if start.data is not None:
@@ -180,7 +180,7 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
     """The state to train from, born on the mesh: restored, or begun with the first parameters."""
 
     def begin(params: Params) -> TrainState:
-        return new_state(params, updates.frozen, updates.optimizer)
+        return new_state(params, updates.frozen, updates.optimizer, job.first_state)
 
     abstract = jax.eval_shape(begin, job.model.abstract)
     shardings = placement.following(abstract, job.model.abstract)

@@ -9,14 +9,15 @@ from typing import Any
 from redco_cli.console import TrainProgress
 from redco_cli.job import Job
 from redco_cli.placement import Placement
-from redco_cli.plugin.contract import Example, Params
+from redco_cli.plugin.contract import Example
+from redco_cli.plugin.state import Variables
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.optimizer import Schedule
 from redco_cli.training.records.metrics import Recorder
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.timeline import Timeline
 
-Predict = Callable[[Params, Sequence[Example], Sequence[int]], list[Any]]
+Predict = Callable[[Variables, Sequence[Example], Sequence[int]], list[Any]]
 """Predictions of examples; calls with other numbers in the last argument draw other numbers."""
 
 
@@ -33,7 +34,7 @@ class Setup:
         recorder: writes `metrics.jsonl`.
         checkpoints: writes `checkpoint-<step>/`.
         progress: the live line.
-        predict: parameters and examples to predictions.
+        predict: variables and examples to predictions.
         stop: what a signal asked for.
         resolved: the resolved recipe, its output_dir absolute, kept in every checkpoint.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from redco_cli.errors import RecipeError
 from redco_cli.plugin.contract import Params
+from redco_cli.plugin.state import Variables
 
 
 @jax.tree_util.register_dataclass
@@ -26,6 +27,7 @@ class TrainState:
         trainable: the parameters that are updated, nested dicts, float32.
         frozen: the parameters that are not; disjoint paths.
         opt_state: optax state over `trainable`.
+        plugin_state: what the plugin's `init_state` and `update_state` made; None without them.
         skipped: int32 scalar; steps without an update, because loss or gradient was not finite.
         streak: int32 scalar; how many of the last steps were skipped in a row.
     """
@@ -34,6 +36,7 @@ class TrainState:
     trainable: Params
     frozen: Params
     opt_state: Any
+    plugin_state: Any
     skipped: Any
     streak: Any
 
@@ -42,12 +45,29 @@ class TrainState:
         """All parameters, as the model takes them."""
         return merge(self.trainable, self.frozen)
 
+    @property
+    def variables(self) -> Variables:
+        """What a loss or a prediction is computed from, besides its batch."""
+        return Variables(self.params, self.plugin_state, self.step)
 
-def new_state(params: Params, frozen_paths: frozenset[str], optimizer: optax.GradientTransformation) -> TrainState:
-    """The state before the first step. Traceable."""
+
+def new_state(
+    params: Params,
+    frozen_paths: frozenset[str],
+    optimizer: optax.GradientTransformation,
+    plugin_state: Callable[[Params], Any] = lambda _: None,
+) -> TrainState:
+    """The state before the first step. Traceable.
+
+    Args:
+        params: the first parameters.
+        frozen_paths: of those that are not updated.
+        optimizer: of the others.
+        plugin_state: what a plugin begins with, from all parameters.
+    """
     trainable, frozen = partition(params, frozen_paths)
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, trainable, frozen, optimizer.init(trainable), zero, zero)
+    return TrainState(zero, trainable, frozen, optimizer.init(trainable), plugin_state(params), zero, zero)
 
 
 def partition(params: Params, frozen_paths: frozenset[str]) -> tuple[Params, Params]:

@@ -20,11 +20,14 @@ import jax.numpy as jnp
 import optax
 
 from redco_cli.plugin.contract import Batch, Loss, Params
+from redco_cli.plugin.state import Stats, Variables
 from redco_cli.training.optimizer import Schedule
 from redco_cli.training.state import TrainState, merge
 
-LossFunction = Callable[[Params, Batch, Any, bool], Loss]
-"""(params, batch with leading dim B, key, train) to a `Loss` of float32 scalars, metrics as (sum, weight) pairs."""
+LossFunction = Callable[[Variables, Batch, Any, bool], Loss]
+"""(variables, batch of leading dim B, key, train) to a `Loss` in float32, metrics and stats as pairs (sum, weight)."""
+StateUpdate = Callable[[Variables, Stats], Any]
+"""Variables after an update, its state apart, and the stats of the step, to the next state of the plugin."""
 Metrics = dict[str, jax.Array]
 
 
@@ -34,6 +37,7 @@ def make_train_step(
     schedule: Schedule,
     seed: int,
     places: Any,
+    update_state: StateUpdate = lambda variables, _: variables.state,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """One optimizer step.
 
@@ -43,11 +47,12 @@ def make_train_step(
         schedule: updates done to learning rate.
         seed: of dropout.
         places: like the trainable parameters, the sharding of each and of its gradient.
+        update_state: of the plugin; default: its state stays as it is.
 
     Returns:
         A function of a state and a batch whose arrays have leading dims [M, B], to the next state and float32 scalars:
         `loss`, `weight`, `grad_norm` (before clipping), `learning_rate`, `skipped`, `streak`, and the plugin's metrics.
-        Where loss or gradient is not finite, parameters and optimizer state stay as they are and the step is counted.
+        Where loss or gradient is not finite, parameters and all state stay as they are and the step is counted.
     """
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -63,11 +68,13 @@ def make_train_step(
         def keep(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
 
+        updated = Variables(merge(trainable, state.frozen), state.plugin_state, state.step + 1)
         following = TrainState(
             step=state.step + 1,
             trainable=keep(trainable, state.trainable),
             frozen=state.frozen,
             opt_state=keep(opt_state, state.opt_state),
+            plugin_state=keep(update_state(updated, total.stats), state.plugin_state),
             skipped=jnp.where(finite, state.skipped, state.skipped + 1),
             streak=jnp.where(finite, 0, state.streak + 1),
         )
@@ -84,11 +91,11 @@ def make_train_step(
     return train_step
 
 
-def make_eval_step(loss: LossFunction) -> Callable[[Params, Batch], Loss]:
+def make_eval_step(loss: LossFunction) -> Callable[[Variables, Batch], Loss]:
     """The `Loss` of one batch [B, ...] without dropout: sums and weights, to be added over batches."""
 
-    def eval_step(params: Params, batch: Batch) -> Loss:
-        return loss(params, batch, jax.random.key(0), False)
+    def eval_step(variables: Variables, batch: Batch) -> Loss:
+        return loss(variables, batch, jax.random.key(0), False)
 
     return eval_step
 
@@ -101,7 +108,8 @@ def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any, p
         return constrained
 
     def loss_sum(trainable: Params, micro_batch: Batch, micro_key: Any) -> tuple[jax.Array, Loss]:
-        result = loss(merge(trainable, state.frozen), micro_batch, micro_key, True)
+        variables = Variables(merge(trainable, state.frozen), state.plugin_state, state.step)
+        result = loss(variables, micro_batch, micro_key, True)
         return result.sum, result
 
     def one(micro_batch: Batch, index: Any) -> tuple[Loss, Params]:

@@ -43,7 +43,7 @@ def make_step(layers: int) -> Any:
         gradient = jax.grad(loss)(state.trainable, batch)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.trainable)
         trainable = optax.apply_updates(state.trainable, updates)
-        return TrainState(state.step + 1, trainable, {}, opt_state, state.skipped, state.streak)
+        return TrainState(state.step + 1, trainable, {}, opt_state, None, state.skipped, state.streak)
 
     return optimizer, jax.jit(train_step, donate_argnums=0)
 

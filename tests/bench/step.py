@@ -39,6 +39,7 @@ from redco_cli.models.decoder.masks import attention_context, layer_traits
 from redco_cli.models.resolve import load_model
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import TrainSection
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.derive import make_plan
@@ -92,11 +93,11 @@ def redco_step(model: Any, params: Any, batch: dict[str, np.ndarray[Any, Any]]) 
     """The step of `redco train` with the loss of the plugin causal_lm, placed on one device by the derived plan."""
     sizes = {"data": 1, "fsdp": 1, "tensor": 1}
 
-    def loss(params: Any, batch: Any, key: Any) -> Any:
-        found = model.next_token_loss(params, **batch, rng=key, train=True)
+    def loss(variables: Variables, batch: Any, key: Any) -> Any:
+        found = model.next_token_loss(variables.params, **batch, rng=key, train=True)
         return replace(found, metrics={name: (value, found.weight) for name, value in found.metrics.items()})
 
-    reading = read(lambda params, batch: loss(params, batch, jax.random.key(0)).sum, model.abstract, batch)
+    reading = read(lambda params, batch: loss(Variables(params), batch, jax.random.key(0)).sum, model.abstract, batch)
     placement = Placement(make_mesh(sizes, str), make_plan(reading, sizes, where=str))
     schedule = optax.constant_schedule(TRAIN.learning_rate)
     optimizer = with_clipping(make_optimizer(TRAIN, schedule, model.stacked), TRAIN.max_grad_norm)
@@ -104,7 +105,7 @@ def redco_step(model: Any, params: Any, batch: dict[str, np.ndarray[Any, Any]]) 
     places = placement.following(abstract, model.abstract)
     gathered = placement.gathering(loss)
     train_step = make_train_step(
-        lambda params, batch, key, _: gathered(params, batch, key), optimizer, schedule, 0, places.trainable
+        lambda variables, batch, key, _: gathered(variables, batch, key), optimizer, schedule, 0, places.trainable
     )
     program = jax.jit(train_step, donate_argnums=0, out_shardings=(places, None))
     state = jax.jit(lambda given: new_state(given, frozenset(), optimizer), out_shardings=places)(params)

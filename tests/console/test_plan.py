@@ -45,7 +45,7 @@ def small(**changes):
         *(row(f"h/{n}/norm/scale", (8,)) for n in range(2)),
         row("wte/embedding", (101, 8), [None, "fsdp"], "no axis of its own that divides"),
     ]
-    memory = Memory(1000, 1000, 2000, 4096, 2048, 96, 0)
+    memory = Memory(1000, 1000, 2000, 4096, 2048, 96, 0, 0)
     chosen = Choice(MESH, "none", 4, memory.total, 1536, "least traffic")
     given = {"memory": memory, "chosen": chosen, "seq_length": 16, "model": "tiny", **changes}
     return dataclasses.replace(report_of(rows, **given), collectives=())

@@ -38,7 +38,8 @@ class Endless:
 
 def train(examples, plan, **changed):
     settings = {"seed": 0, "shuffle": True, "shuffle_buffer": 7, "workers": 2, "where": WHERE}
-    return train_batches(examples, changed.pop("collate", collate), plan, **(settings | changed))
+    given = changed.pop("collate", collate)
+    return train_batches(examples, lambda _: given, plan, **(settings | changed))
 
 
 def ids(examples, plan, **changed):

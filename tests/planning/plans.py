@@ -94,7 +94,7 @@ def report_of(rows, model="gpt2-medium", mesh=MESH, warnings=(), **changes):
     """A report on eight devices; `changes` replace what `build_report` gets."""
     plan = plan_of(rows, mesh, warnings)
     held = plan.bytes_per_device
-    memory = Memory(held, held, 2 * held, 3 * GiB // 2, GiB, 131_072, 25_165_824)
+    memory = Memory(held, held, 2 * held, 3 * GiB // 2, GiB, 131_072, 25_165_824, 0)
     given = {
         "model": model,
         "chosen": Choice(mesh, "full", 8, memory.total, 2_392_004_096, "least traffic of the meshes that fit"),

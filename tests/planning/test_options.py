@@ -40,7 +40,7 @@ def test_what_the_paper_trained_fits_by_plan(model: str, seq_length: int, count:
     ways, _ = options(workload, Devices(count, hosts, gib * GiB))
     best = ways[0]
     assert best.fits(gib * GiB)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(workload.abstract))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(workload.abstract.params))
     state = best.memory.parameters + best.memory.gradients + best.memory.optimizer
     assert 16 * parameters / count <= state < 1.05 * 16 * parameters / count * best.plan.mesh["data"]
     assert all(count // hosts % way.plan.mesh["tensor"] == 0 for way in ways)
@@ -84,7 +84,7 @@ def test_an_axis_that_spans_hosts_moves_its_bytes_slowly(tiny: Workload) -> None
 
 
 def test_time_is_computation_and_what_each_link_moves(tiny: Workload) -> None:
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(tiny.abstract))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(tiny.abstract.params))
     for way in options(tiny, Devices(8, 2, None))[0]:
         compute = 6 * parameters * 16 * 24 / (8 * 150e12)
         assert way.seconds == pytest.approx(compute + way.slow / SLOW_LINK + way.fast / FAST_LINK)

@@ -245,7 +245,7 @@ def test_the_figures_of_a_report():
 
 @pytest.mark.parametrize(("device_memory", "fits"), [(None, None), (700, True), (699, False)])
 def test_whether_it_fits(device_memory, fits):
-    memory = Memory(100, 100, 200, 150, 100, 40, 10)
+    memory = Memory(100, 100, 200, 150, 90, 40, 10, 10)
     assert memory.total == 700
     report = build_report(
         plan_of([row("w", (8,))]),

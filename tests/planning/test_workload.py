@@ -112,7 +112,7 @@ def test_batch_size_changes_the_recipe_and_seq_length_is_its_datas(recipe: str) 
 def test_a_model_alone_takes_its_own_length_and_64_examples(tmp_path: Path) -> None:
     preset = find_workload("gpt2", batch_size=None, seq_length=None)
     assert (preset.name, preset.global_batch_size, preset.seq_length) == ("gpt2", 64, 1024)
-    assert sum(leaf.size for leaf in jax.tree.leaves(preset.abstract)) == 124_439_808
+    assert sum(leaf.size for leaf in jax.tree.leaves(preset.abstract.params)) == 124_439_808
     by_hub = find_workload("openai-community/GPT2", batch_size=2, seq_length=8)
     assert (by_hub.name, by_hub.global_batch_size, by_hub.seq_length) == ("gpt2", 2, 8)
     config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 48, "vocab_size": 64}

@@ -10,6 +10,7 @@ import pytest
 from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.calls import call_collate, call_loss, call_metric, call_output, call_predict, describe, prove
 from redco_cli.plugin.contract import Context
+from redco_cli.plugin.state import Variables
 
 RECIPE: Any = None
 CTX = Context(None, None, {}, RECIPE)
@@ -146,7 +147,7 @@ class TestLoss:
     def test_what_it_may_not_return(self, plugin, body, problem, remedy):
         loaded = plugin(loss=body)
         for stage in ("train", "eval"):
-            text = said(lambda stage=stage: prove(loaded, CTX, PARAMS, BATCH, stage=stage))
+            text = said(lambda stage=stage: prove(loaded, CTX, Variables(PARAMS), BATCH, stage=stage))
             assert text == f"p.py: loss_fn: {problem}\n  -> {remedy}"
 
     @pytest.mark.parametrize(
@@ -164,19 +165,25 @@ class TestLoss:
     )
     def test_what_it_raises_has_its_line_and_the_batch(self, plugin, body, problem):
         loaded = plugin(loss=body)
-        assert said(lambda: prove(loaded, CTX, PARAMS, BATCH, stage="train")) == (
+        assert said(lambda: prove(loaded, CTX, Variables(PARAMS), BATCH, stage="train")) == (
             f"p.py:8: loss_fn: loss_fn raised {problem}\n  on {SHAPES}{FIX}"
         )
 
     def test_a_branch_on_a_value(self, plugin):
-        text = said(lambda: prove(plugin(loss="return 1.0 if p.sum() else 0.0"), CTX, PARAMS, BATCH, stage="train"))
+        text = said(
+            lambda: prove(plugin(loss="return 1.0 if p.sum() else 0.0"), CTX, Variables(PARAMS), BATCH, stage="train")
+        )
         assert text.startswith("p.py:8: loss_fn: loss_fn raised TracerBoolConversionError at `return 1.0 if p.sum()")
 
 
 class TestPredict:
     def test_what_it_may_return(self, plugin):
         outputs = prove(
-            plugin(predict="return {'a': batch['x'], 'b': [batch['y']]}"), CTX, PARAMS, BATCH, stage="predict"
+            plugin(predict="return {'a': batch['x'], 'b': [batch['y']]}"),
+            CTX,
+            Variables(PARAMS),
+            BATCH,
+            stage="predict",
         )
         assert jax.tree.map(lambda leaf: leaf.shape, outputs) == {"a": (3, 2), "b": [(3,)]}
 
@@ -193,7 +200,7 @@ class TestPredict:
         ],
     )
     def test_what_it_may_not_return(self, plugin, body, found):
-        text = said(lambda: prove(plugin(predict=body), CTX, PARAMS, BATCH, stage="predict"))
+        text = said(lambda: prove(plugin(predict=body), CTX, Variables(PARAMS), BATCH, stage="predict"))
         assert text == (
             f"p.py: predict_fn: it returned {found} on {SHAPES}\n"
             "  -> return arrays whose leading dim is the batch, 3 here"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from redco_cli.errors import RecipeError
 from redco_cli.plugin.contract import Loss
+from redco_cli.plugin.state import Variables
 from redco_cli.training.state import TrainState, frozen_paths, merge, new_state, partition
 from redco_cli.training.step import make_eval_step, make_train_step
 
@@ -19,7 +20,8 @@ OPTIMIZER = optax.sgd(0.1)
 HERE = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
 
-def loss(params: object, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
+def loss(variables: Variables, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
+    params = variables.params
     error = (batch["x"] @ params["layer"]["w"] + params["layer"]["b"])[:, 0] - batch["y"]
     weighted = jnp.float32(error**2) * batch["w"]
     return Loss(weighted.sum(), batch["w"].sum(), {"bias": (error.sum(), jnp.float32(error.size))})
@@ -36,7 +38,7 @@ def reference(weights: list[int]) -> tuple[float, dict[str, dict[str, np.ndarray
     batch = jax.tree.map(lambda leaf: leaf[0], batch_of(weights, 1))
 
     def mean(params: object) -> jax.Array:
-        result = loss(params, batch, None, True)
+        result = loss(Variables(params), batch, None, True)
         return result.sum / result.weight
 
     value, gradient = jax.value_and_grad(mean)(PARAMS)
@@ -114,9 +116,9 @@ def test_freeze_patterns_that_cannot_work(pattern: str, text: str) -> None:
 
 
 def test_dropout_keys_differ_by_step_and_micro_batch() -> None:
-    def noisy(params: object, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
+    def noisy(variables: Variables, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
         noise = jax.random.normal(rng, ())
-        return Loss(noise + 0 * params["layer"]["b"].sum(), jnp.float32(1))
+        return Loss(noise + 0 * variables.params["layer"]["b"].sum(), jnp.float32(1))
 
     step = jax.jit(make_train_step(noisy, OPTIMIZER, optax.constant_schedule(0.1), seed=7, places=HERE))
     state: TrainState = new_state(PARAMS, frozenset(), OPTIMIZER)
@@ -132,6 +134,6 @@ def test_dropout_keys_differ_by_step_and_micro_batch() -> None:
 
 def test_eval_step_returns_sums() -> None:
     batch = jax.tree.map(lambda leaf: leaf[0], batch_of([1, 2, 0, 4], 1))
-    result = make_eval_step(loss)(PARAMS, batch)
+    result = make_eval_step(loss)(Variables(PARAMS), batch)
     assert float(result.weight) == 7
     np.testing.assert_allclose(result.sum / 7, reference([1, 2, 0, 4])[0], rtol=1e-6)

@@ -116,11 +116,12 @@ def recorded(run: str) -> list[dict[str, Any]]:
 
 
 def final_state(run: str, step: int) -> dict[str, np.ndarray]:
-    """Every array of a checkpoint by path: parameters, optimizer state, counters."""
+    """Every array of a checkpoint by path: parameters, optimizer state, counters, state of the plugin."""
     checkpoints = Checkpoints(Path(run).resolve(), 99, "min")
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     handler = ocp.StandardCheckpointHandler()
-    trees = {name: handler.metadata(checkpoints.path(step) / name).tree for name in ("params", "training")}
+    items = [name for name in ("params", "training", "state") if (checkpoints.path(step) / name).is_dir()]
+    trees = {name: handler.metadata(checkpoints.path(step) / name).tree for name in items}
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), trees)
     restored = checkpoints._restore(step, **abstract)
     leaves = jax.tree_util.tree_leaves_with_path({name: restored[name] for name in abstract})

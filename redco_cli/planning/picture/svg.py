@@ -12,7 +12,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from redco_cli.console.numbers import format_bytes
-from redco_cli.console.plan import KINDS, mesh_text
+from redco_cli.console.plan import KINDS, memory_kinds, mesh_text
 from redco_cli.errors import StorageError
 from redco_cli.planning.picture.blocks import blocks
 from redco_cli.planning.picture.tiles import LINE, Drawn, Element, add, bytes_of_one, panel, text_width
@@ -39,7 +39,7 @@ text{font-family:system-ui,'Segoe UI',Helvetica,Arial,'DejaVu Sans',sans-serif;f
 .replicated{fill:#87929d}.data{fill:#b8901f}.fsdp{fill:#2c9a62}.columns{fill:#2b78c8}.rows{fill:#dd7128}
 .vocabulary{fill:#9450c2}.experts{fill:#c2417c}
 .parameters{fill:#2f5d8a}.gradients{fill:#5b8db8}.optimizer{fill:#9bbbd4}.activations{fill:#e0a030}.logits{fill:#c9603f}
-.batch{fill:#7a8791}.gathered{fill:#7d5ba6}
+.batch{fill:#7a8791}.gathered{fill:#7d5ba6}.plugin_state{fill:#4f8f8b}
 @media (prefers-color-scheme:dark){text{fill:#e7ebee}.page{fill:#12161a}.panel{fill:#1c2228;stroke:#38424b}
 .soft{fill:#a2aeb8}.cut{stroke:#1c2228}.hatch{stroke:#12161a}.limit{stroke:#ff6b6b}.bad{fill:#ff7b7b}
 .good{fill:#5fce95}.rest{fill:#2b333b}}
@@ -138,7 +138,7 @@ def write_picture(report: Report, file: Path) -> None:
 def _memory(report: Report) -> Drawn:
     """A bar of the kinds of memory, the limit, and what each kind takes."""
     drawn = ElementTree.Element("g", {"class": "memory"})
-    kinds, limit, total = dataclasses.asdict(report.memory), report.device_memory, report.memory.total
+    kinds, limit, total = memory_kinds(dataclasses.asdict(report.memory)), report.device_memory, report.memory.total
     px_per_byte = _INSIDE / max(total, limit or 0, 1)
     add(drawn, "text", "memory on one device", class_="head", y=12)
     add(drawn, "rect", class_="rest", y=24, width=_INSIDE, height=30)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
 
-Keys = tuple[str, ...]
+from redco_cli.sharding.ownership import Owner, owners
+from redco_cli.sharding.plan import Plan, Row
 
 
 def follow(state: Any, params: Any, specs: Any) -> Any:
     """Where each array of a state lives.
 
-    A leaf whose place in the state ends with the place of a parameter belongs to it: moments have its shape, factored
-    second moments (Adafactor, arXiv 1804.04235) its shape without one dim. Others, such as counts, live everywhere.
+    A leaf lives as the parameter that it belongs to (`ownership.owners`). Others, such as counts, live everywhere.
 
     Args:
         state: of any optax transformation over `params`, arrays or abstract.
@@ -26,43 +26,42 @@ def follow(state: Any, params: Any, specs: Any) -> Any:
     Returns:
         A tree like `state`, of `PartitionSpec`s.
     """
-    known = {
-        _keys(path): (tuple(leaf.shape), spec)
-        for (path, leaf), spec in zip(
-            jax.tree.leaves_with_path(params),
-            jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)),
-            strict=True,
-        )
-    }
-    longest = max(map(len, known), default=0)
-    return jax.tree.map_with_path(lambda path, leaf: _spec(_keys(path), tuple(leaf.shape), known, longest), state)
+    given = _leaves(specs)
+    found = [
+        PartitionSpec() if owner is None else _spec(owner, given[owner.parameter]) for owner in owners(state, params)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(state), found)
 
 
-def _spec(
-    keys: Keys, shape: tuple[int, ...], known: Mapping[Keys, tuple[tuple[int, ...], PartitionSpec]], longest: int
-) -> PartitionSpec:
-    for length in range(min(longest, len(keys)), -1, -1):
-        found = known.get(keys[len(keys) - length :])
-        spec = None if found is None else _fitted(shape, *found)
-        if spec is not None:
-            return spec
-    return PartitionSpec()
+def followers(state: Any, plan: Plan, params: Any) -> tuple[Row, ...]:
+    """Each array of a state as a row of a plan: where it lives and is used, and why.
+
+    Args:
+        state: arrays, or abstract ones.
+        plan: of the parameters.
+        params: arrays, or abstract ones.
+    """
+    lives, used = (_leaves(follow(state, params, specs)) for specs in (plan.specs, plan.gathered))
+    found = []
+    for (path, leaf), spec, gathered, owner in zip(
+        jax.tree.leaves_with_path(state), lives, used, owners(state, params), strict=True
+    ):
+        reason = "whole: belongs to no parameter" if owner is None else f"lies as {plan.rows[owner.parameter].path}"
+        whole, size = leaf.size * leaf.dtype.itemsize, _shard_bytes(leaf, spec, plan.mesh)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        found.append(Row(name, tuple(leaf.shape), str(leaf.dtype), spec, gathered, reason, whole, size))
+    return tuple(found)
 
 
-def _fitted(shape: tuple[int, ...], whole: tuple[int, ...], spec: PartitionSpec) -> PartitionSpec | None:
-    """The spec of a parameter for an array of its shape, of its shape without a dim, or of several of it."""
-    entries = [*spec, *(None for _ in range(len(whole) - len(spec)))]
-    if shape == whole:
-        return spec
-    for dropped in range(len(whole)):
-        if shape == whole[:dropped] + whole[dropped + 1 :]:
-            return PartitionSpec(*entries[:dropped], *entries[dropped + 1 :])
-    more = len(shape) - len(whole)
-    return PartitionSpec(*(None,) * more, *spec) if more > 0 and shape[more:] == whole else None
+def _leaves(specs: Any) -> list[PartitionSpec]:
+    return jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 
 
-def _keys(path: Sequence[Any]) -> Keys:
-    return tuple(str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path)
+def _spec(owner: Owner, spec: PartitionSpec) -> PartitionSpec:
+    entries = [None if dim is None or dim >= len(spec) else spec[dim] for dim in owner.dims]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
 
 
 def bytes_per_device(tree: Any, specs: Any, mesh: Mapping[str, int]) -> int:
@@ -74,8 +73,7 @@ def bytes_per_device(tree: Any, specs: Any, mesh: Mapping[str, int]) -> int:
         mesh: sizes of the mesh axes.
     """
     leaves = jax.tree.leaves(tree)
-    places = jax.tree.leaves(specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
-    return sum(_shard_bytes(leaf, spec, mesh) for leaf, spec in zip(leaves, places, strict=True))
+    return sum(_shard_bytes(leaf, spec, mesh) for leaf, spec in zip(leaves, _leaves(specs), strict=True))
 
 
 def _shard_bytes(leaf: Any, spec: PartitionSpec, mesh: Mapping[str, int]) -> int:

@@ -14,7 +14,8 @@ from redco_cli.sharding.program.reading import Parameter, Reading
 WARN_ABOVE = 0.02
 REFUSE_ABOVE = 0.10
 """Shares of all parameter bytes that are whole on every device of an axis that should split them."""
-
+SMALL = 2**20
+"""Bytes of parameters that may be whole whatever their share: of a small model even its biases are a large part."""
 
 Where = Callable[[str], str]
 """From a dotted recipe key to its place; `str` where there is no recipe."""
@@ -57,8 +58,9 @@ def guard(
             for parameter, layout in zip(reading.parameters, layouts, strict=True)
             if not any(axis in dim for dim in layout.stored)
         ]
-        share = sum(parameter.bytes for parameter, _ in whole) / total
-        if sizes[axis] == 1 or share <= WARN_ABOVE:
+        held = sum(parameter.bytes for parameter, _ in whole)
+        share = held / total
+        if sizes[axis] == 1 or share <= WARN_ABOVE or held < SMALL:
             continue
         problem = f"{share:.1%} of the parameter bytes are whole on every {axis} device: {_largest(whole)}"
         remedy = f"lower {axis}, or split them with sharding.override"

@@ -4,7 +4,7 @@ A step holds parameters, optimizer state and the batch for its whole length: its
 take the place of the old ones (donation). All else is temporary: gradients, parameters gathered or cast for use, copies
 of state, and activations. At the worst moment
 
-    total = parameters + optimizer + batch + temporary
+    total = parameters + optimizer + plugin_state + batch + temporary
     temporary = gradients + gathered + copies + activations + logits
 
 Gradients count whole, though at the worst moment some may not be there yet: `activations` is what is left for the rest.
@@ -67,6 +67,7 @@ class StepMemory:
         copies: of the optimizer state, where the backend makes them before it writes the new one.
         saved: activations and logits when the last product of the forward pass is done.
         largest: the largest arrays at the worst moment, largest first; without those inside a loop.
+        plugin_state: arrays that are neither parameters nor the optimizer's.
     """
 
     parameters: int
@@ -79,6 +80,7 @@ class StepMemory:
     copies: int
     saved: int
     largest: tuple[Array, ...]
+    plugin_state: int = 0
 
     @property
     def temporary(self) -> int:
@@ -88,7 +90,7 @@ class StepMemory:
     @property
     def total(self) -> int:
         """Everything."""
-        return self.parameters + self.optimizer + self.batch + self.temporary
+        return self.parameters + self.optimizer + self.plugin_state + self.batch + self.temporary
 
 
 @dataclass(frozen=True)

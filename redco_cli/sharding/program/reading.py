@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
+from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.program import indexing, primitives  # noqa: F401  the rules register themselves
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, Value
 from redco_cli.sharding.program.walk import Walk
@@ -93,15 +94,17 @@ class Reading:
     unknown: tuple[tuple[str, int], ...]
 
 
-def read(loss_fn: Callable[..., Any], params: Any, batch: Any) -> Reading:
+def read(loss_fn: Callable[..., Any], params: Any, batch: Any, *others: Any) -> Reading:
     """Traces a function and finds the logical axes of its parameters.
 
     Args:
-        loss_fn: `loss_fn(params, batch)`; any function that JAX can trace.
+        loss_fn: `loss_fn(params, batch, *others)`; any function that JAX can trace.
         params: a tree of arrays or `jax.ShapeDtypeStruct`s.
         batch: the same; the leading dim of every array counts examples.
+        others: further arrays, neither trained nor examples. Those that belong to a parameter, as `follow` tells it,
+            have its axes: they are to be split as it is.
     """
-    return _found(jax.make_jaxpr(loss_fn)(params, batch), params, batch)
+    return _found(jax.make_jaxpr(loss_fn)(params, batch, *others), params, batch, others)
 
 
 def parameters_only(params: Any) -> Reading:
@@ -109,7 +112,7 @@ def parameters_only(params: Any) -> Reading:
     return _found(jax.make_jaxpr(lambda _: ())(params), params, ())
 
 
-def _found(closed: Any, params: Any, batch: Any) -> Reading:
+def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
     leaves, treedef = jax.tree.flatten_with_path(params)
     paths = ["/".join(_key(key) for key in path) for path, _ in leaves]
     walk = Walk()
@@ -120,16 +123,17 @@ def _found(closed: Any, params: Any, batch: Any) -> Reading:
     arguments += [
         Value(fresh_dims(leaf.shape), requires_grad=False, from_batch=True) for leaf in jax.tree.leaves(batch)
     ]
+    given = arguments[len(leaves) :]
+    arguments += _followers(others, params, arguments)
     walk.closed(closed, arguments)
     parameters = tuple(
         Parameter(path, tuple(leaf.shape), leaf.dtype, tuple(factors(dim) for dim in value.dims))
         for path, (_, leaf), value in zip(paths, leaves, arguments, strict=False)
     )
-    given = arguments[len(leaves) :]
     owned = frozenset(axis for parameter in parameters for dim in parameter.dims for axis in dim)
     batch_axes = _axes(x.dims[0] for x in given if x.dims)
     input_axes = _axes(dim for x in given for dim in x.dims)
-    heads, compared = _attention(walk, owned, _tokens(arguments[len(leaves) :], jax.tree.leaves(batch)), input_axes)
+    heads, compared = _attention(walk, owned, _tokens(given, jax.tree.leaves(batch)), input_axes)
     return Reading(
         treedef,
         parameters,
@@ -147,6 +151,18 @@ def _found(closed: Any, params: Any, batch: Any) -> Reading:
         _axes(walk.batched) & owned,
         tuple(sorted(walk.unknown.items())),
     )
+
+
+def _followers(others: Any, params: Any, known: Sequence[Value]) -> list[Value]:
+    """Arrays that are neither trained nor examples: what belongs to a parameter has its axes."""
+    found = []
+    for leaf, owner in zip(jax.tree.leaves(others), owners(others, params), strict=True):
+        dims = fresh_dims(leaf.shape)
+        if owner is not None:
+            own = known[owner.parameter].dims
+            dims = tuple(new if dim is None else own[dim] for new, dim in zip(dims, owner.dims, strict=True))
+        found.append(Value(dims, requires_grad=False, from_batch=False))
+    return found
 
 
 def _outputs(walk: Walk) -> frozenset[Axis]:

@@ -10,10 +10,10 @@ a temporary name, and `sweep` deletes it. What is damaged later is skipped, and 
 A save that replaces one of the same step is written as `checkpoint-<step>.new`, which counts as soon as it has that
 name. Only then is the one before it deleted, and `checkpoint-<step>` its name.
 
-Three items: `params` (all that prediction needs), `training` (optimizer state and counters), `meta` (JSON: step, the
-metric that ranks it, the best of the run so far, the resolved recipe, the position in data of unknown length); and
-`outer`, with the arrays of a `run_fn` that keeps some. Neither the random keys nor the position in other data are among
-them: both follow from the seed and the step.
+Three items: `params`, `training` (optimizer state and counters), `meta` (JSON: step, the metric that ranks it, the best
+of the run so far, the resolved recipe, the position in data of unknown length); and where there is any, `state` of the
+plugin (with `params` all that prediction needs), and `outer`, the arrays of a `run_fn`. Neither the random keys nor the
+position in other data are among them: both follow from the seed and the step.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ import orbax.checkpoint as ocp
 
 from redco_cli.errors import StorageError
 from redco_cli.plugin.contract import Params
+from redco_cli.plugin.state import Variables
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
 from redco_cli.training.saving.deletion import DirectoryDeleter, set_aside
 from redco_cli.training.saving.integrity import find_damage, write_manifest
@@ -43,6 +44,8 @@ from redco_cli.training.state import TrainState, partition, paths
 _NAME = re.compile(r"checkpoint-(\d+)(\.new)?")
 _NEW = ".new"
 _TEMPORARY = ".orbax-checkpoint-tmp"
+_STATE = "state"
+"""The item with the state of a plugin, where it keeps some."""
 _ARRAYS = "outer"
 """The item with the arrays of an outer loop, where it has any."""
 _DAMAGE = (OSError, ValueError, KeyError, TypeError)
@@ -72,7 +75,7 @@ class Checkpoints:
         self._mode = mode
         # Called when every file is written, in the thread that renames the directory after it.
         sealing = ocp.options.AsyncOptions(post_finalization_callback=self._seal)
-        handler = ocp.CompositeCheckpointHandler("params", "training", "meta", _ARRAYS)
+        handler = ocp.CompositeCheckpointHandler("params", "training", "meta", _STATE, _ARRAYS)
         self._checkpointer = ocp.AsyncCheckpointer(handler, async_options=sealing)
         self._saving = directory
         self._metas: dict[int, Meta] = {}
@@ -134,19 +137,14 @@ class Checkpoints:
             self.wait()
             process_allgather("replaced checkpoint")
             path = path.with_name(f"checkpoint-{meta.step}{_NEW}")
-        training = {"opt_state": state.opt_state, "skipped": state.skipped, "streak": state.streak}
+        items = {"params": state.params, "training": _training(state), _STATE: state.plugin_state}
+        arrays = {name: to_state_dict(tree) for name, tree in items.items()} | {_ARRAYS: outer.arrays if outer else {}}
+        written = {name: ocp.args.StandardSave(dict(tree)) for name, tree in arrays.items() if tree}
         try:
             self.wait()
             self._saving = path
-            self._checkpointer.save(
-                path,
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(to_state_dict(state.params)),
-                    training=ocp.args.StandardSave(to_state_dict(training)),
-                    meta=ocp.args.JsonSave(meta.__dict__),
-                    **({_ARRAYS: ocp.args.StandardSave(dict(outer.arrays))} if outer and outer.arrays else {}),
-                ),
-            )
+            args = ocp.args.Composite(meta=ocp.args.JsonSave(meta.__dict__), **written)
+            self._checkpointer.save(path, args=args)
         except (OSError, ValueError) as error:
             raise self._unwritable(error) from error
         self._metas[meta.step] = meta
@@ -220,13 +218,11 @@ class Checkpoints:
         Raises:
             StorageError: it is damaged, or holds another model or optimizer than `abstract`.
         """
-        training = {"opt_state": abstract.opt_state, "skipped": abstract.skipped, "streak": abstract.streak}
-        restored = self._restore(step, params=to_state_dict(abstract.params), training=to_state_dict(training))
-        frozen = frozenset(paths(abstract.frozen))
-        trainable, rest = partition(from_state_dict(restored["params"], abstract.params), frozen)
-        counters = from_state_dict(restored["training"], training)
+        trees = {"params": abstract.params, "training": _training(abstract), _STATE: abstract.plugin_state}
+        restored = self._restored(step, **trees)
+        trainable, rest = partition(restored["params"], frozenset(paths(abstract.frozen)))
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
-        return TrainState(step_array, trainable, rest, counters["opt_state"], counters["skipped"], counters["streak"])
+        return TrainState(step_array, trainable, rest, plugin_state=restored[_STATE], **restored["training"])
 
     def restore_outer(self, step: int) -> OuterState:
         """What an outer loop has kept, arrays as numpy's.
@@ -248,7 +244,17 @@ class Checkpoints:
         Raises:
             StorageError: it is damaged, or holds another model.
         """
-        return from_state_dict(self._restore(step, params=to_state_dict(abstract))["params"], abstract)
+        return self._restored(step, params=abstract)["params"]
+
+    def restore_variables(self, step: int, abstract: Variables) -> Variables:
+        """Parameters and state of the plugin alone, born on the shardings of `abstract`.
+
+        Raises:
+            StorageError: it is damaged, or holds another model or another plugin's state.
+        """
+        restored = self._restored(step, params=abstract.params, state=abstract.state)
+        step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
+        return Variables(restored["params"], restored[_STATE], step_array)
 
     def mismatches(self, step: int, abstract: Params) -> list[str]:
         """What the parameters of a checkpoint, which are not read, lack or have other than those of `abstract`.
@@ -260,8 +266,15 @@ class Checkpoints:
 
     def _stored(self, step: int, item: str) -> Any:
         """What is in an item of a checkpoint: shapes and types."""
+        if item == _STATE and not (self.path(step) / item).is_dir():
+            return {}
         with self._readable(step):
             return ocp.StandardCheckpointHandler().metadata(self.path(step) / item).tree
+
+    def _restored(self, step: int, **trees: Any) -> dict[str, Any]:
+        """Items of a checkpoint, with the structure and on the shardings of `trees`."""
+        restored = self._restore(step, **{name: to_state_dict(tree) for name, tree in trees.items()})
+        return {name: from_state_dict(restored.get(name, {}), tree) for name, tree in trees.items()}
 
     def _restore(self, step: int, **items: dict[str, Any]) -> Any:
         """Items of a checkpoint as nested dicts, born on the shardings of `items`, whose shapes they must have."""
@@ -270,7 +283,7 @@ class Checkpoints:
         if wrong:
             raise of_another_model(path, wrong)
         with self._readable(step):
-            args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items()}
+            args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items() if tree}
             return self._checkpointer.restore(path, args=ocp.args.Composite(**args))
 
     @contextlib.contextmanager
@@ -295,3 +308,8 @@ class Checkpoints:
         saving = self._saving.with_suffix("")
         self._metas = {step: meta for step, meta in self._metas.items() if f"checkpoint-{step}" != saving.name}
         return unwritable(saving, error, [self.path(step).name for step in self.steps()])
+
+
+def _training(state: TrainState) -> dict[str, Any]:
+    """What only training needs of a state, apart from the step, which the name of a checkpoint says."""
+    return {"opt_state": state.opt_state, "skipped": state.skipped, "streak": state.streak}

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import check_initial, initial_params
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
+from redco_cli.plugin.state import Variables
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
 from redco_cli.training.saving.checkpoint import Checkpoints
@@ -30,7 +31,7 @@ from redco_cli.training.saving.selection import (
     steps_of,
 )
 
-_ITEMS = ("params",)
+_ITEMS = ("params", "state")
 _NAMED = 8
 _KEY = "model.params"
 
@@ -116,13 +117,13 @@ def load_initial_params(
         section, where = job.recipe.model, job.where
         return initial_params(job.model, section, placement.params, seed=job.recipe.seed, where=where)
     check_initial_params(job, given)
-    return given.checkpoints.restore_params(given.step, _placed(job, placement)), ()
+    return given.checkpoints.restore_params(given.step, _placed(job, placement).params), ()
 
 
-def trained_params(
+def trained_variables(
     job: Job, placement: Placement, directory: Path, choice: str, where: str = "--checkpoint"
-) -> tuple[Params, str]:
-    """Parameters to predict with, on the mesh, and where they are from.
+) -> tuple[Variables, str]:
+    """Parameters and state to predict with, on the mesh, and where they are from.
 
     Args:
         job: its model.
@@ -141,11 +142,12 @@ def trained_params(
     steps = steps_of(own)
     if choice == "last" and not steps and (section.params is not None or section.name is not None):
         given = find_initial_checkpoint(job.loaded)
-        return load_initial_params(job, placement, given)[0], str(section.name) if given is None else given.name
+        params = load_initial_params(job, placement, given)[0]
+        return _first(job, placement, params), str(section.name) if given is None else given.name
     if choice not in ("last", "best"):
         checkpoints, step = named_checkpoint(choice, job.recipe, where, "last, best")
         refuse_damaged(checkpoints, step, _ITEMS)
-        return checkpoints.restore_params(step, _placed(job, placement)), shown(checkpoints.path(step))
+        return checkpoints.restore_variables(step, _placed(job, placement)), shown(checkpoints.path(step))
     if choice == "best":
         skip_without_meta(own)
     candidates = own.ranked() if choice == "best" else steps[::-1]
@@ -153,13 +155,21 @@ def trained_params(
         problem = "holds no evaluated checkpoint" if steps else "holds no checkpoint"
         raise StorageError(shown(directory), problem, "train first: redco train")
     step = first_undamaged(own, candidates, _ITEMS)
-    return own.restore_params(step, _placed(job, placement)), shown(own.path(step))
+    return own.restore_variables(step, _placed(job, placement)), shown(own.path(step))
 
 
-def _placed(job: Job, placement: Placement) -> Any:
-    """The parameters, abstractly, where they live."""
-    return jax.tree.map(
+def _placed(job: Job, placement: Placement) -> Variables:
+    """Parameters and state, abstractly, where they live."""
+    placed: Variables = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        job.model.abstract,
-        placement.params,
+        job.abstract,
+        placement.following(job.abstract, job.model.abstract),
     )
+    return placed
+
+
+def _first(job: Job, placement: Placement, params: Params) -> Variables:
+    """Parameters that were not trained by this run, with the state that a plugin begins with."""
+    places = placement.following(job.abstract, job.model.abstract)
+    begin = jax.jit(lambda given: (job.first_state(given), jnp.int32(0)), out_shardings=(places.state, places.step))
+    return Variables(params, *begin(params))

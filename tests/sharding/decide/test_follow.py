@@ -112,7 +112,7 @@ def test_adafactor_keeps_rows_and_columns_where_their_dim_lives():
         "v_row/layers/0": P(None, "fsdp"),
         "v_col/layers/0": P(None, "tensor"),
         "v_row/layers/1": P(None, ("fsdp", "tensor")),
-        "v_col/layers/1": P(None, None),
+        "v_col/layers/1": P(),
         **{f"{kind}/block/{name}": P() for kind in ("v_row", "v_col") for name in ("scale", "norm")},
     }
     whole = {path[4:]: spec for path, spec in found.items() if path.startswith("0/v/")}

@@ -243,3 +243,14 @@ def test_a_primitive_that_is_not_understood_is_a_warning():
             "no rule for the primitive pure_callback (met 2 times): its operands count as needed whole; "
             "if it is a kernel, redco_cli.sharding.register_reference tells what it computes",
         )
+
+
+def test_what_is_small_may_be_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss_fn(params, batch):
+        return (batch["x"] * params["v"]).sum()
+
+    params, batch = {"v": jnp.ones(7)}, {"x": jnp.ones((8, 7))}
+    with pytest.raises(DeviceError):
+        derive(loss_fn, params, batch, {"fsdp": 8})
+    monkeypatch.setattr("redco_cli.sharding.decide.guards.SMALL", 2**20)
+    assert derive(loss_fn, params, batch, {"fsdp": 8}).warnings == ()

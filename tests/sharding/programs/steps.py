@@ -176,7 +176,7 @@ def compile_step(one: Model, mesh: Mapping[str, int], specs: Any, gathered: Any,
 
     loss_fn = gathering(one.loss_fn, specs, gathered, on)
     step = make_train_step(
-        lambda params, batch, key, train: Loss(loss_fn(params, batch), jnp.float32(1)),
+        lambda variables, batch, key, train: Loss(loss_fn(variables.params, batch), jnp.float32(1)),
         OPTIMIZER,
         lambda count: 1e-3,
         0,
@@ -185,7 +185,7 @@ def compile_step(one: Model, mesh: Mapping[str, int], specs: Any, gathered: Any,
     state = jax.eval_shape(lambda params: new_state(params, frozenset(), OPTIMIZER), one.params)
     everywhere = places(PartitionSpec())
     lives = places(follow(state.opt_state, one.params, specs))
-    state_places = TrainState(everywhere, places(specs), {}, lives, everywhere, everywhere)
+    state_places = TrainState(everywhere, places(specs), {}, lives, None, everywhere, everywhere)
     batch = {
         name: jax.ShapeDtypeStruct((micro_batches, x.shape[0] // micro_batches, *x.shape[1:]), x.dtype)
         for name, x in one.batch.items()

@@ -16,6 +16,7 @@ import optax
 import pytest
 
 from redco_cli.plugin.contract import Loss
+from redco_cli.plugin.state import Variables
 from redco_cli.run import train
 from redco_cli.training.records.metrics import read_records
 from redco_cli.training.state import new_state
@@ -195,8 +196,8 @@ def test_a_stream_of_a_plugin_continues_where_it_was_stopped(
 def test_random_keys_follow_from_the_seed_and_the_step() -> None:
     """A step whose loss is what the key draws: the same for the same seed and step, and nothing else of the state."""
 
-    def loss(params: dict[str, jax.Array], batch: jax.Array, key: jax.Array, train: bool) -> Loss:
-        return Loss(jax.random.normal(key) + 0.0 * params["w"], jnp.ones(()), {})
+    def loss(variables: Variables, batch: jax.Array, key: jax.Array, train: bool) -> Loss:
+        return Loss(jax.random.normal(key) + 0.0 * variables.params["w"], jnp.ones(()), {})
 
     def drawn(seed: int, step: int) -> float:
         state = replace(new_state({"w": jnp.ones(())}, frozenset(), optax.sgd(1.0)), step=jnp.int32(step))
