@@ -97,7 +97,7 @@ class Context:
     """What the functions of a plugin are told.
 
     Attributes:
-        model: the model, a `plugin.model.Model`; None inside `build_model` and `load_examples` called before a model exists.
+        model: a `plugin.model.Model`; None inside `build_model` and `load_examples` called before a model exists.
         tokenizer: the model's tokenizer, or its processor (images, audio); None when there is none.
         options: the plugin's options: an instance of its `Options` dataclass, or the mapping from the recipe.
         recipe: the whole recipe, typed.
