@@ -138,7 +138,7 @@ def _what_is_next(outcome: TrainResult) -> dict[str, str]:
     """Commands for what can be done with a finished run."""
     run = shown(outcome.output_dir)
     recipe = outcome.output_dir / RESOLVED_NAME
-    commands = {"predict": f"redco predict {run}"}
+    commands = {"train longer": f"redco train {run} train.steps=N", "predict": f"redco predict {run}"}
     model = load_recipe(recipe).recipe.model if recipe.is_file() else None
     if model is not None and (model.name is not None or model.config is not None):
         commands["export"] = f"redco export {run} --output DIR"

@@ -39,7 +39,7 @@ from redco_cli.training.evaluate import EvalResult, compiled_evaluation
 from redco_cli.training.evaluate import evaluate as mean_loss
 from redco_cli.training.outcome import TrainResult, finished
 from redco_cli.training.saving.parameters import check_initial_params, trained_variables
-from redco_cli.training.saving.resume import find_start, open_output, output_directory
+from redco_cli.training.saving.resume import find_start, open_output
 from redco_cli.training.saving.selection import own_checkpoints
 from redco_cli.training.session import open_run, plan_updates, saved_at_its_end
 from redco_cli.training.timeline import make_timeline
@@ -61,9 +61,8 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     enable_compilation_cache()
     job, placement = choose_placement(prepare(loaded, stages=stages_of(loaded.recipe)))
     check_sizes(job, placement.mesh)
-    timeline = make_timeline(job.recipe, job.train_size, job.where)
+    start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where))
     updates = plan_updates(job, timeline)
-    start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
     if outcome := finished(start, job, timeline):
         return outcome
     if start.source is None:
@@ -295,9 +294,10 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     loaded = load_recipe(recipe, overrides)
     job = prepare(loaded, stages=stages_of(loaded.recipe))
     check_sizes(job, recipe_placement(job, read_loss).mesh)
-    timeline = make_timeline(job.recipe, job.train_size, job.where)
+    start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where))
     plan_updates(job, timeline)
-    start = find_start(loaded, output_directory(job.recipe.output_dir, job.where("output_dir")))
+    if start.said:
+        note(start.said)
     if start.source is None:
         check_initial_params(job, start.initial)
     return summary(job, timeline), list(masked_sequences(job))

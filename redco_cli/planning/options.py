@@ -166,9 +166,8 @@ class Planner:
         used, rest_used = partition(plan.gathered, self.workload.frozen)
         over_batch = jax.tree.map(lambda _: jax.sharding.PartitionSpec(BATCH_AXES), self._batch)
         program = self._program(plan.mesh[DATA] * plan.mesh[FSDP])
-        abstract = self.workload.abstract
-        state_used = follow((abstract.state, abstract.step), abstract.params, plan.gathered)
-        rest = (over_batch, rest_used, state_used)
+        given = self.workload.abstract
+        rest = (over_batch, rest_used, follow((given.state, given.step), given.params, plan.gathered))
         return estimate(program, self._opt_state, plan.mesh, specs, used, config, batch_specs=rest)
 
     def _program(self, ways: int) -> TracedLoss:

@@ -210,6 +210,9 @@ class CheckpointSection(Section):
     """How many of the newest checkpoints stay; the best stays besides."""
     resume: str = "auto"
     """`auto` continues the newest checkpoint in `output_dir`, `never` needs an empty one, a path continues that one."""
+    extend: Literal["restart", "stretch"] | None = None
+    """How a run goes on whose `train.steps` has grown, where the steps done would have had another learning rate:
+    `restart` warms up again to the peak, `stretch` takes the schedule of the new length from here on. Default: not."""
 
 
 class WandbSection(Section):

@@ -73,11 +73,10 @@ def device_batches(
     micro = micro_batch_size(recipe)
     plan = BatchPlan(recipe.train.global_batch_size, micro, functools.partial(local_rows, mesh))
     counted = np.array(counted_rows(mesh, micro))
-    own_rows = np.tile(counted, plan.n_micro).tolist()
 
     def told(positions: Sequence[int], notes: Notes) -> None:
         if census is not None:
-            census.add(own_rows, positions, notes)
+            census.add(np.tile(counted, plan.n_micro).tolist(), positions, notes)
 
     host = train_batches(
         examples,

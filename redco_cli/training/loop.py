@@ -214,7 +214,8 @@ class TrainingRun:
         with self._meter.paused():
             pending = known.pending == self._step
             metric = known.metric_at(self._step)
-            meta = Meta(self._step, metric, known.best, pending, self._setup.resolved)
+            segments = [vars(one) for one in self._setup.timeline.segments]
+            meta = Meta(self._step, metric, known.best, pending, self._setup.resolved, segments=segments)
             self._setup.checkpoints.save(self._state, meta, outer, replace=changed)
             self._replaced, self._saved_digest = False, None if outer is None else outer.digest
 
@@ -232,7 +233,7 @@ class TrainingRun:
 
     def _is_milestone(self, step: int) -> bool:
         timeline = self._setup.timeline
-        return timeline.due(step, timeline.eval_every) or timeline.due(step, timeline.checkpoint_every)
+        return timeline.due(step, timeline.eval_every) or timeline.saves(step)
 
     def _milestone(self) -> None:
         """What happens between two steps: evaluation, checkpoint, the end that a signal asked for."""
@@ -246,7 +247,7 @@ class TrainingRun:
                 stopping = True
         if stopping and (due or self._step != timeline.steps):  # else all is done: there is nothing to stop
             raise self._stopped()
-        if improved or timeline.due(self._step, timeline.checkpoint_every):
+        if improved or timeline.saves(self._step):
             self.save()
 
     def catch_up(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from redco_cli.recipe.schema import TrainSection
+from redco_cli.training.timeline import Segment
 
 Schedule = Callable[[Any], Any]
 """Updates done so far to the learning rate of the next."""
@@ -50,6 +51,21 @@ def make_schedule(train: TrainSection, *, steps: int, warmup: int, decay: int) -
     warm_up: Schedule = optax.linear_schedule(0.0, peak, warmup)
     joined: Schedule = optax.join_schedules([warm_up, after], [warmup])
     return joined
+
+
+def join_segments(train: TrainSection, segments: Sequence[Segment]) -> Schedule:
+    """The learning rate of a run, whose length may have changed on the way."""
+    parts = [make_schedule(train, steps=one.steps - one.offset, warmup=one.warmup, decay=one.decay) for one in segments]
+    if len(parts) == 1:
+        return parts[0]
+
+    def schedule(count: Any) -> Any:
+        rate = parts[0](count)
+        for segment, part in zip(segments[1:], parts[1:], strict=True):
+            rate = jnp.where(count < segment.begin, rate, part(count - segment.offset))
+        return rate
+
+    return schedule
 
 
 def make_optimizer(

@@ -25,12 +25,13 @@ from redco_cli.runtime.peers.multihost import current_connection, is_main_proces
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.loop import TrainingRun
-from redco_cli.training.optimizer import Schedule, make_optimizer, make_schedule, with_clipping
+from redco_cli.training.optimizer import Schedule, join_segments, make_optimizer, with_clipping
 from redco_cli.training.outer_loop import OuterLoop
 from redco_cli.training.patience import find_patience
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
+from redco_cli.training.saving.extension import leave_behind
 from redco_cli.training.saving.outer_state import OuterState
 from redco_cli.training.saving.parameters import load_initial_params
 from redco_cli.training.saving.resume import Start
@@ -64,8 +65,7 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
         RecipeError: `train.freeze` is wrong.
         PluginError: `optimizer_fn` raised, or returned what cannot update these parameters.
     """
-    train = job.recipe.train
-    schedule = make_schedule(train, steps=timeline.steps, warmup=timeline.warmup, decay=timeline.decay)
+    train, schedule = job.recipe.train, join_segments(job.recipe.train, timeline.segments)
     always = getattr(job.model, "frozen", ())
     frozen = frozen_paths(job.model.abstract, train.freeze, always, job.where("train.freeze"))
     if job.plugin.optimizer_fn is None:
@@ -116,8 +116,10 @@ def open_run(
     pinned = pin_paths(job.loaded)
     state = _first_state(job, placement, updates, start)
     with contextlib.ExitStack() as stack:
+        leave_behind(start.checkpoints, start.left, start.directory / start.folder, (RESOLVED_NAME, METRICS_NAME))
         start.checkpoints.set_aside()
         start.checkpoints.sweep()
+        start.checkpoints.branch_point = timeline.branch_point
         stack.callback(start.checkpoints.close)
         recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
         _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned, timeline.steps))
@@ -188,7 +190,8 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
         placed = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract, shardings
         )
-        note(f"continuing from {shown(start.source.path(start.step))}")
+        for line in filter(None, (start.said, f"continuing from {shown(start.source.path(start.step))}")):
+            note(line)
         return start.source.restore(start.step, placed)
     params, fresh = load_initial_params(job, placement, start.initial)
     if start.initial is not None:

@@ -26,6 +26,14 @@ def test_epochs_and_shares_are_rounded_up() -> None:
     assert [step for step in range(1, 9) if timeline.due(step, None)] == [8]
 
 
+def test_a_run_is_saved_where_its_decay_begins() -> None:
+    settings = {"steps": 10, "schedule": "wsd", "decay": "30%"}
+    timeline = make_timeline(recipe(train=settings, checkpoint={"every": 4}), None, where)
+    assert (timeline.branch_point, [step for step in range(1, 11) if timeline.saves(step)]) == (7, [4, 7, 8, 10])
+    for other in ({"train": settings, "checkpoint": {"keep": 1}}, {"train": {**settings, "schedule": "cosine"}}):
+        assert make_timeline(recipe(**other), None, where).branch_point is None
+
+
 @pytest.mark.parametrize(
     ("sections", "examples", "text"),
     [

@@ -123,7 +123,7 @@ def final_state(run: str, step: int) -> dict[str, np.ndarray]:
     items = [name for name in ("params", "training", "state") if (checkpoints.path(step) / name).is_dir()]
     trees = {name: handler.metadata(checkpoints.path(step) / name).tree for name in items}
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), trees)
-    restored = checkpoints._restore(step, **abstract)
+    restored = checkpoints._restored(step, **abstract)
     leaves = jax.tree_util.tree_leaves_with_path({name: restored[name] for name in abstract})
     checkpoints.close()
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}

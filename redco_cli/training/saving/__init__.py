@@ -4,7 +4,8 @@ In: a `TrainState` and what the run has come to (`Meta`); later an output direct
 `checkpoint-<step>/` directories, and where a run starts: at its own checkpoint, at those of another run, or afresh.
 
 Start with `checkpoint`, whose docstring tells the story of a save, then `resume`, which decides where a run starts.
-`selection` picks the checkpoint that is named, or the first undamaged one; `parameters` loads parameters alone;
-`integrity` writes and compares checksums; `ranking` says which evaluation is best. `state_dict` is the form on disk,
-`deletion` removes directories in a thread, `orbax_errors` words what orbax raises. For users: README.md in this folder.
+`extension` says how it goes on where its length has changed. `selection` picks the checkpoint that is named, or the
+first undamaged one; `parameters` loads parameters alone; `integrity` writes and compares checksums; `ranking` says
+which evaluation is best. `state_dict` is the form on disk, `deletion` removes directories in a thread, `orbax_errors`
+words what orbax raises. For users: README.md in this folder.
 """

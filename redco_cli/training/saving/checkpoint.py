@@ -18,10 +18,9 @@ position in other data are among them: both follow from the seed and the step.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,21 +34,18 @@ from redco_cli.plugin.state import Variables
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
 from redco_cli.training.saving.deletion import DirectoryDeleter, set_aside
 from redco_cli.training.saving.integrity import find_damage, write_manifest
+from redco_cli.training.saving.items import STATE, readable, restored_items, stored
 from redco_cli.training.saving.meta import Meta, read_meta
-from redco_cli.training.saving.orbax_errors import mute_orbax, of_another_model, unreadable, unwritable
+from redco_cli.training.saving.orbax_errors import mute_orbax, unwritable
 from redco_cli.training.saving.outer_state import OuterState, SavedOuterState, from_saved
-from redco_cli.training.saving.state_dict import from_state_dict, shape_mismatches, to_state_dict
+from redco_cli.training.saving.state_dict import shape_mismatches, to_state_dict
 from redco_cli.training.state import TrainState, partition, paths
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.new)?")
 _NEW = ".new"
 _TEMPORARY = ".orbax-checkpoint-tmp"
-_STATE = "state"
-"""The item with the state of a plugin, where it keeps some."""
 _ARRAYS = "outer"
 """The item with the arrays of an outer loop, where it has any."""
-_DAMAGE = (OSError, ValueError, KeyError, TypeError)
-"""What orbax and the libraries below it raise for files that are cut off, missing, or hold something else."""
 
 
 class Checkpoints:
@@ -58,6 +54,7 @@ class Checkpoints:
     Attributes:
         directory: where they are.
         position: of a step, what `Meta.data` says in its checkpoint.
+        branch_point: the newest checkpoint up to this step stays besides; None for none.
     """
 
     def __init__(self, directory: Path, keep: int, mode: Literal["min", "max"]) -> None:
@@ -71,11 +68,12 @@ class Checkpoints:
         mute_orbax()
         self.directory = directory
         self.position: Callable[[int], Mapping[str, Any] | None] = lambda _step: None
+        self.branch_point: int | None = None
         self._keep = keep
         self._mode = mode
         # Called when every file is written, in the thread that renames the directory after it.
         sealing = ocp.options.AsyncOptions(post_finalization_callback=self._seal)
-        handler = ocp.CompositeCheckpointHandler("params", "training", "meta", _STATE, _ARRAYS)
+        handler = ocp.CompositeCheckpointHandler("params", "training", "meta", STATE, _ARRAYS)
         self._checkpointer = ocp.AsyncCheckpointer(handler, async_options=sealing)
         self._saving = directory
         self._metas: dict[int, Meta] = {}
@@ -101,8 +99,9 @@ class Checkpoints:
         return next(filter(None, process_allgather("damage", find_damage(self.path(step), items, share))), None)
 
     def skip(self, step: int) -> None:
-        """Takes a checkpoint for one that is not there: it is damaged, or about to be deleted."""
+        """Takes a checkpoint for one that is not there: it is damaged, or about to be deleted or moved."""
         self._skipped.add(step)
+        self._metas.pop(step, None)
 
     def set_aside(self) -> None:
         """Renames what is skipped, to `checkpoint-<step>.damaged`: the step can be saved again, and nothing is lost.
@@ -122,22 +121,22 @@ class Checkpoints:
 
         Args:
             state: on the devices.
-            meta: what it says of itself, apart from the position in the data and what `outer` says.
+            meta: what it says of itself, apart from the position in the data and what `outer` and `state` say.
             outer: what an outer loop keeps; None without one.
             replace: write it even where this step is saved already, because the state has changed since.
 
         Raises:
             StorageError: this or the previous save cannot be written; what was complete before stays complete.
         """
-        values = None if outer is None else outer.values
-        path, meta = self.path(meta.step), dataclasses.replace(meta, data=self.position(meta.step), outer=values)
+        path, values = self.path(meta.step), None if outer is None else outer.values
+        meta = dataclasses.replace(meta, data=self.position(meta.step), outer=values, skipped=int(state.skipped))
         if meta.step in self._metas or path.exists():
             if not replace:
                 return
             self.wait()
             process_allgather("replaced checkpoint")
             path = path.with_name(f"checkpoint-{meta.step}{_NEW}")
-        items = {"params": state.params, "training": _training(state), _STATE: state.plugin_state}
+        items = {"params": state.params, "training": _training(state), STATE: state.plugin_state}
         arrays = {name: to_state_dict(tree) for name, tree in items.items()} | {_ARRAYS: outer.arrays if outer else {}}
         written = {name: ocp.args.StandardSave(dict(tree)) for name, tree in arrays.items() if tree}
         try:
@@ -162,8 +161,9 @@ class Checkpoints:
         self._deleter.collect(wait=False)
         if is_main_process():
             self._deleter.settle(self.directory, _NEW)
-        steps = self.steps()
-        kept = {*steps[-self._keep :], self.best()}
+        steps, until = self.steps(), self.branch_point
+        branch = [step for step in steps if until is not None and step <= until]
+        kept = {*steps[-self._keep :], *branch[-1:], self.best()}
         for step in sorted({*steps} - kept):
             self._delete(step)
 
@@ -189,7 +189,7 @@ class Checkpoints:
             StorageError: it is damaged.
         """
         if step not in self._metas:
-            with self._readable(step):
+            with readable(self.path(step), self._others(step)):
                 args = ocp.args.Composite(meta=ocp.args.JsonRestore())
                 restored = self._checkpointer.restore(self.path(step), args=args)["meta"]
                 self._metas[step] = read_meta(restored, step)
@@ -218,11 +218,11 @@ class Checkpoints:
         Raises:
             StorageError: it is damaged, or holds another model or optimizer than `abstract`.
         """
-        trees = {"params": abstract.params, "training": _training(abstract), _STATE: abstract.plugin_state}
+        trees = {"params": abstract.params, "training": _training(abstract), STATE: abstract.plugin_state}
         restored = self._restored(step, **trees)
         trainable, rest = partition(restored["params"], frozenset(paths(abstract.frozen)))
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
-        return TrainState(step_array, trainable, rest, plugin_state=restored[_STATE], **restored["training"])
+        return TrainState(step_array, trainable, rest, plugin_state=restored[STATE], **restored["training"])
 
     def restore_outer(self, step: int) -> OuterState:
         """What an outer loop has kept, arrays as numpy's.
@@ -231,11 +231,11 @@ class Checkpoints:
             StorageError: it is damaged.
         """
         values, arrays = self.meta(step).outer, {}
-        with self._readable(step):
-            if (self.path(step) / _ARRAYS).is_dir():
-                stored = self._stored(step, _ARRAYS)
-                like = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in stored.items()}
-                arrays = self._restore(step, **{_ARRAYS: like})[_ARRAYS]
+        path, others = self.path(step), self._others(step)
+        with readable(path, others):
+            if (path / _ARRAYS).is_dir():
+                like = {name: np.empty(leaf.shape, leaf.dtype) for name, leaf in stored(path, _ARRAYS, others).items()}
+                arrays = self._restored(step, **{_ARRAYS: like})[_ARRAYS]
             return OuterState() if values is None else from_saved(values, arrays)
 
     def restore_params(self, step: int, abstract: Params) -> Params:
@@ -254,7 +254,7 @@ class Checkpoints:
         """
         restored = self._restored(step, params=abstract.params, state=abstract.state)
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
-        return Variables(restored["params"], restored[_STATE], step_array)
+        return Variables(restored["params"], restored[STATE], step_array)
 
     def mismatches(self, step: int, abstract: Params) -> list[str]:
         """What the parameters of a checkpoint, which are not read, lack or have other than those of `abstract`.
@@ -262,37 +262,14 @@ class Checkpoints:
         Raises:
             StorageError: it is damaged.
         """
-        return shape_mismatches(self._stored(step, "params"), to_state_dict(abstract))
-
-    def _stored(self, step: int, item: str) -> Any:
-        """What is in an item of a checkpoint: shapes and types."""
-        if item == _STATE and not (self.path(step) / item).is_dir():
-            return {}
-        with self._readable(step):
-            return ocp.StandardCheckpointHandler().metadata(self.path(step) / item).tree
+        return shape_mismatches(stored(self.path(step), "params", self._others(step)), to_state_dict(abstract))
 
     def _restored(self, step: int, **trees: Any) -> dict[str, Any]:
-        """Items of a checkpoint, with the structure and on the shardings of `trees`."""
-        restored = self._restore(step, **{name: to_state_dict(tree) for name, tree in trees.items()})
-        return {name: from_state_dict(restored.get(name, {}), tree) for name, tree in trees.items()}
+        return restored_items(self._checkpointer, self.path(step), trees, self._others(step))
 
-    def _restore(self, step: int, **items: dict[str, Any]) -> Any:
-        """Items of a checkpoint as nested dicts, born on the shardings of `items`, whose shapes they must have."""
-        path = self.path(step)
-        wrong = [f"{name} {one}" for name in items for one in shape_mismatches(self._stored(step, name), items[name])]
-        if wrong:
-            raise of_another_model(path, wrong)
-        with self._readable(step):
-            args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items() if tree}
-            return self._checkpointer.restore(path, args=ocp.args.Composite(**args))
-
-    @contextlib.contextmanager
-    def _readable(self, step: int) -> Iterator[None]:
-        try:
-            yield
-        except _DAMAGE as error:
-            others = [self.path(other).name for other in self.steps() if other < step]
-            raise unreadable(self.path(step), error, others) from error
+    def _others(self, step: int) -> list[str]:
+        """The names of those before it, which could be taken instead."""
+        return [self.path(other).name for other in self.steps() if other < step]
 
     def _seal(self) -> None:
         write_manifest(self._saving.with_name(f"{self._saving.name}{_TEMPORARY}"))
@@ -301,7 +278,6 @@ class Checkpoints:
         self.skip(step)  # the first process takes its time, and the others would still see it
         if is_main_process():
             self._deleter.delete(self.path(step))
-        self._metas.pop(step, None)
 
     def _unwritable(self, error: Exception) -> StorageError:
         self.sweep()

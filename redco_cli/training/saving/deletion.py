@@ -92,15 +92,15 @@ class DirectoryDeleter:
 
 
 def set_aside(path: Path, name: str) -> None:
-    """Renames a directory, to `name` or the first of `name-2`, `name-3`, ... that is not taken.
+    """Renames a directory, to `name` beside it or the first of `name-2`, `name-3`, ... that is not taken.
 
     Raises:
         StorageError: it cannot be renamed.
     """
-    aside, number = path.with_name(name), 1
+    aside, number = path.parent / name, 1
     while aside.exists():
         number += 1
-        aside = path.with_name(f"{name}-{number}")
+        aside = path.parent / f"{name}-{number}"
     with moving(path):
         path.rename(aside)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from redco_cli.training.saving.ranking import Best
 
-_SINCE = frozenset({"outer"})
+_SINCE = frozenset({"outer", "segments", "skipped"})
 """What checkpoints of earlier versions do not say."""
 
 
@@ -24,6 +24,8 @@ class Meta:
         recipe: the resolved recipe, as plain data.
         data: where the run is in data of unknown length; None for data whose order follows from the step alone.
         outer: the values of an outer loop, as `outer_state.to_saved` writes them; None without one.
+        segments: `Timeline.segments` as plain data; None in checkpoints of earlier versions: what the recipe says.
+        skipped: steps without an update until then.
     """
 
     step: int
@@ -33,6 +35,8 @@ class Meta:
     recipe: Mapping[str, Any]
     data: Mapping[str, Any] | None = None
     outer: Mapping[str, Any] | None = None
+    segments: Sequence[Mapping[str, int]] | None = None
+    skipped: int = 0
 
 
 def read_meta(restored: Any, step: int) -> Meta:

@@ -16,6 +16,7 @@ from redco_cli.recipe.paths import moved, pin_paths
 from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather, process_index
 from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.extension import LENGTHS, extended
 from redco_cli.training.saving.parameters import InitialCheckpoint, find_initial_checkpoint
 from redco_cli.training.saving.ranking import Best
 from redco_cli.training.saving.selection import (
@@ -26,6 +27,7 @@ from redco_cli.training.saving.selection import (
     skip_without_meta,
     steps_of,
 )
+from redco_cli.training.timeline import Timeline
 
 FREE_TO_CHANGE = (
     "output_dir",
@@ -137,6 +139,9 @@ class Start:
         put_off: whether the evaluation of this step is still to be done.
         data: where the run was in data of unknown length; None for data whose order follows from the step alone.
         initial: the checkpoint of another run whose parameters a fresh run begins with (`model.params`); None without.
+        said: what to tell of a run whose length has changed; empty for others.
+        left: steps of the checkpoints that it leaves behind, because it goes on from one before them.
+        folder: where these go, in `directory`.
     """
 
     directory: Path
@@ -147,12 +152,22 @@ class Start:
     put_off: bool = False
     data: Mapping[str, Any] | None = None
     initial: InitialCheckpoint | None = None
+    said: str = ""
+    left: tuple[int, ...] = ()
+    folder: str = ""
 
 
-def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
+def find_start(loaded: LoadedRecipe, timeline: Timeline) -> tuple[Start, Timeline]:
     """Where to start, by `checkpoint.resume` and what is in the output directory. Reads the whole checkpoint.
 
     A run that continues needs `model.params` no more, nor the path it began from: its own checkpoint has what they had.
+
+    Args:
+        loaded: the recipe.
+        timeline: of a fresh run with it.
+
+    Returns:
+        Where it starts, and its timeline, which for a run whose length has changed knows of the lengths before.
 
     Raises:
         StorageError: `never`, but there is a run; or a path that is no checkpoint, or a damaged one; or a run of which
@@ -160,6 +175,7 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
             first has in the output directory.
         RecipeError: the recipe differs from the checkpoint's in a way that changes what a step computes.
     """
+    directory = output_directory(loaded.recipe.output_dir, loaded.where("output_dir"))
     choice, where = loaded.recipe.checkpoint.resume, loaded.where("checkpoint.resume")
     source = own = own_checkpoints(directory, loaded.recipe)
     steps = steps_of(own)
@@ -176,7 +192,7 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
         source, step = named_checkpoint(choice, loaded.recipe, where, "auto, never")
         refuse_damaged(source, step)
     if choice == "never" or (choice == "auto" and not steps):
-        return Start(directory, own, initial=find_initial_checkpoint(loaded))
+        return Start(directory, own, initial=find_initial_checkpoint(loaded)), timeline
     newer = [other for other in own.steps() if other > step]
     if newer:
         remedy = "choose another output_dir, or move the newer ones away"
@@ -184,11 +200,19 @@ def find_start(loaded: LoadedRecipe, directory: Path) -> Start:
     skip_without_meta(own)
     free = FREE_TO_CHANGE if own.best() is not None else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
     now = pin_paths(loaded).recipe.model_dump(mode="json")
-    meta = source.meta(step)
-    before = moved(meta.recipe, source.directory, now)
-    refuse_changes(before, now, free, loaded.where, source.path(step).name)
-    comparable = all(_at(before, key) == _at(now, key) for key in FREE_WHILE_UNRANKED)
-    return Start(directory, own, source, step, meta.best if comparable else None, meta.put_off, meta.data)
+    before = moved(source.meta(step).recipe, source.directory, now)
+    refuse_changes(before, now, (*free, *LENGTHS), loaded.where, source.path(step).name)
+    earlier = [other for other in steps_of(own) if other < step] if source is own else []
+    found = extended(loaded, timeline, source, step, earlier)
+    if not found.is_exact:
+        refuse_changes(before, now, (*free, "train.steps"), loaded.where, source.path(step).name)
+    for other in found.left:
+        own.skip(other)
+    meta = source.meta(found.step)
+    best = meta.best if all(_at(before, key) == _at(now, key) for key in FREE_WHILE_UNRANKED) else None
+    continued_at = (found.step, best, meta.put_off, meta.data)
+    start = Start(directory, own, source, *continued_at, said=found.said, left=found.left, folder=found.folder)
+    return start, found.timeline
 
 
 def _begun_from(choice: str, own: Checkpoints, steps: Sequence[int]) -> list[int]:

@@ -23,7 +23,8 @@ from redco_cli.training.saving.integrity import MANIFEST_NAME, find_damage, writ
 from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.resume import find_start
 from redco_cli.training.state import TrainState, new_state
-from tests.training.tiny import assert_same_run, damages, files, final_state, put, recorded, write_project
+from redco_cli.training.timeline import make_timeline
+from tests.training.tiny import EXAMPLES, assert_same_run, damages, files, final_state, put, recorded, write_project
 
 HARMLESS = ("_CHECKPOINT_METADATA", "commit_success.txt")
 """What orbax writes after the manifest: nothing of it is restored."""
@@ -49,7 +50,8 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def start_step(run: Path) -> int:
-    start = find_start(load_recipe("recipe.yaml"), run)
+    loaded = load_recipe("recipe.yaml", [f"output_dir={run}"])
+    start, _ = find_start(loaded, make_timeline(loaded.recipe, EXAMPLES, loaded.where))
     start.checkpoints.close()
     return start.step
 

@@ -1,0 +1,73 @@
+"""The items of one checkpoint, read: what they hold, and their arrays born where they are wanted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from redco_cli.training.saving.orbax_errors import of_another_model, unreadable
+from redco_cli.training.saving.state_dict import from_state_dict, shape_mismatches, to_state_dict
+
+STATE = "state"
+"""The item with the state of a plugin, where it keeps some."""
+_DAMAGE = (OSError, ValueError, KeyError, TypeError)
+"""What orbax and the libraries below it raise for files that are cut off, missing, or hold something else."""
+
+
+@contextlib.contextmanager
+def readable(path: Path, others: Sequence[str]) -> Iterator[None]:
+    """Turns what reading a checkpoint raises into an error that names it.
+
+    Args:
+        path: its directory.
+        others: names of checkpoints that could be taken instead.
+
+    Raises:
+        StorageError: it is damaged.
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        raise unreadable(path, error, others) from error
+
+
+def stored(path: Path, item: str, others: Sequence[str]) -> Any:
+    """What is in an item of a checkpoint: shapes and types, as nested dicts.
+
+    Raises:
+        StorageError: it is damaged.
+    """
+    if item == STATE and not (path / item).is_dir():
+        return {}
+    with readable(path, others):
+        return ocp.StandardCheckpointHandler().metadata(path / item).tree
+
+
+def restored_items(
+    checkpointer: ocp.AsyncCheckpointer, path: Path, trees: Mapping[str, Any], others: Sequence[str]
+) -> dict[str, Any]:
+    """Items of a checkpoint, with the structure of what is wanted, born on its shardings.
+
+    Args:
+        checkpointer: reads them.
+        path: the directory of the checkpoint.
+        trees: name of an item to a tree of `jax.ShapeDtypeStruct`s with shardings, or of numpy arrays.
+        others: names of checkpoints that could be taken instead.
+
+    Raises:
+        StorageError: it is damaged, or holds something else.
+    """
+    items = {name: to_state_dict(tree) for name, tree in trees.items()}
+    wrong = [
+        f"{name} {one}" for name, item in items.items() for one in shape_mismatches(stored(path, name, others), item)
+    ]
+    if wrong:
+        raise of_another_model(path, wrong)
+    with readable(path, others):
+        args = {name: ocp.args.StandardRestore(tree) for name, tree in items.items() if tree}
+        restored = checkpointer.restore(path, args=ocp.args.Composite(**args))
+    return {name: from_state_dict(restored[name] if items[name] else {}, tree) for name, tree in trees.items()}
