@@ -64,6 +64,13 @@ class ModelSection(Section):
         return self
 
 
+class OtherModelSection(ModelSection):
+    """A model beside `model`: a teacher, a reference. Without `name` and `config` its architecture is that of `model`."""
+
+    frozen: bool = True
+    """Never updated: no gradient, no optimizer state, parameters in `dtype`, and not in checkpoints."""
+
+
 class SourceSection(Section):
     """One dataset, as `datasets.load_dataset` takes it."""
 
@@ -246,6 +253,10 @@ class Recipe(Section):
 
     model: ModelSection = ModelSection()
     """Which model."""
+    models: dict[Annotated[str, Field(pattern=r"^(?!model$)[a-z]\w*$")], OtherModelSection] = Field(
+        default_factory=dict
+    )
+    """Further models by name; with any, parameters are a mapping: `params["model"]`, `params["reference"]`."""
     data: DataSection = DataSection()
     """Where examples come from."""
     plugin: PluginSection

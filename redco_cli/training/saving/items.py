@@ -9,6 +9,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from redco_cli.models.several import MAIN
 from redco_cli.training.saving.orbax_errors import of_another_model, unreadable
 from redco_cli.training.saving.state_dict import from_state_dict, shape_mismatches, to_state_dict
 
@@ -45,6 +46,30 @@ def stored(path: Path, item: str, others: Sequence[str]) -> Any:
         return {}
     with readable(path, others):
         return ocp.StandardCheckpointHandler().metadata(path / item).tree
+
+
+def part_named(stored_tree: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> str | None:
+    """Which part of the parameters of a run are those of a model; None for all of them, of a run with one model.
+
+    Args:
+        stored_tree: of the run, as `stored` returns it.
+        wanted: parameters of one model.
+        name: of the model.
+    """
+    if stored_tree.keys() == wanted.keys():
+        return None
+    return next((part for part in (name, MAIN) if part in stored_tree), None)
+
+
+def restored_part(path: Path, item: str, part: str, tree: Any, others: Sequence[str]) -> Any:
+    """One part of an item of a checkpoint, as `restored_items`; nothing else of it is read."""
+    wanted = {part: to_state_dict(tree)}
+    if wrong := shape_mismatches({part: stored(path, item, others)[part]}, wanted):
+        raise of_another_model(path, wrong)
+    with readable(path, others), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        places = ocp.checkpoint_utils.construct_restore_args(wanted)
+        args = ocp.args.PyTreeRestore(item=wanted, restore_args=places, partial_restore=True)
+        return from_state_dict(reader.restore(path / item, args=args)[part], tree)
 
 
 def restored_items(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from redco_cli.training.saving.ranking import Best
 
-_SINCE = frozenset({"outer", "segments", "skipped"})
+_SINCE = frozenset({"outer", "segments", "skipped", "digests"})
 """What checkpoints of earlier versions do not say."""
 
 
@@ -26,6 +26,7 @@ class Meta:
         outer: the values of an outer loop, as `outer_state.to_saved` writes them; None without one.
         segments: `Timeline.segments` as plain data; None in checkpoints of earlier versions: what the recipe says.
         skipped: steps without an update until then.
+        digests: by name, of the parameters of the models that are never updated.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Meta:
     outer: Mapping[str, Any] | None = None
     segments: Sequence[Mapping[str, int]] | None = None
     skipped: int = 0
+    digests: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_meta(restored: Any, step: int) -> Meta:

@@ -20,7 +20,8 @@ from redco_cli.training.saving.checkpoint import Checkpoints
 
 def own_checkpoints(directory: Path, recipe: Recipe) -> Checkpoints:
     """The checkpoints of a run's output directory."""
-    return Checkpoints(directory, recipe.checkpoint.keep, recipe.eval.best_mode)
+    constants = {name for name, section in recipe.models.items() if section.frozen}
+    return Checkpoints(directory, recipe.checkpoint.keep, recipe.eval.best_mode, constants)
 
 
 def steps_of(checkpoints: Checkpoints) -> list[int]:
