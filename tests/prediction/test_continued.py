@@ -12,7 +12,7 @@ from redco_cli.errors import RedcoError
 from redco_cli.prediction import predict as module
 from redco_cli.prediction import predictor
 from redco_cli.run import predict, train
-from redco_cli.training.saving.integrity import MANIFEST_NAME
+from redco_cli.training.saving.files.integrity import MANIFEST_NAME
 from tests.training.tiny import write_project
 
 OUTPUT = """

@@ -28,14 +28,14 @@ import orbax.checkpoint as ocp
 from redco_cli.errors import StorageError
 from redco_cli.models.several import without
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
-from redco_cli.training.saving.deletion import DirectoryDeleter, set_aside
-from redco_cli.training.saving.integrity import write_manifest
-from redco_cli.training.saving.items import STATE
+from redco_cli.training.saving.files.deletion import DirectoryDeleter, set_aside
+from redco_cli.training.saving.files.integrity import write_manifest
+from redco_cli.training.saving.files.items import STATE
+from redco_cli.training.saving.files.orbax_errors import mute_orbax, unwritable
+from redco_cli.training.saving.files.state_dict import to_state_dict
 from redco_cli.training.saving.meta import Meta
-from redco_cli.training.saving.orbax_errors import mute_orbax, unwritable
 from redco_cli.training.saving.outer_state import SavedOuterState
 from redco_cli.training.saving.saved import NEW, OUTER, SavedCheckpoints, training_of
-from redco_cli.training.saving.state_dict import to_state_dict
 from redco_cli.training.state import TrainState
 
 _TEMPORARY = ".orbax-checkpoint-tmp"

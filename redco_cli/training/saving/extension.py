@@ -27,7 +27,7 @@ from redco_cli.recipe.schema import TrainSection
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
 from redco_cli.training.optimizer import join_segments
 from redco_cli.training.saving.checkpoint import Checkpoints
-from redco_cli.training.saving.deletion import moving, set_aside
+from redco_cli.training.saving.files.deletion import moving, set_aside
 from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.selection import first_undamaged
 from redco_cli.training.timeline import Segment, Timeline, make_segment

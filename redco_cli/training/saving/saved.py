@@ -15,11 +15,11 @@ from redco_cli.models.several import MAIN, without
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
 from redco_cli.runtime.peers.multihost import current_connection, process_allgather
-from redco_cli.training.saving.integrity import find_damage
-from redco_cli.training.saving.items import STATE, part_named, readable, restored_items, restored_part, stored
+from redco_cli.training.saving.files.integrity import find_damage
+from redco_cli.training.saving.files.items import STATE, part_named, readable, restored_items, restored_part, stored
+from redco_cli.training.saving.files.state_dict import shape_mismatches, to_state_dict
 from redco_cli.training.saving.meta import Meta, read_meta
 from redco_cli.training.saving.outer_state import OuterState, from_saved
-from redco_cli.training.saving.state_dict import shape_mismatches, to_state_dict
 from redco_cli.training.state import TrainState, partition, paths
 
 _NAME = re.compile(r"checkpoint-(\d+)(\.new)?")

@@ -19,7 +19,7 @@ from redco_cli.errors import RedcoError
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import predict, train
 from redco_cli.training.saving.checkpoint import Checkpoints
-from redco_cli.training.saving.integrity import MANIFEST_NAME, find_damage, write_manifest
+from redco_cli.training.saving.files.integrity import MANIFEST_NAME, find_damage, write_manifest
 from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.resume import find_start
 from redco_cli.training.state import TrainState, new_state

@@ -10,8 +10,8 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from redco_cli.models.several import MAIN
-from redco_cli.training.saving.orbax_errors import of_another_model, unreadable
-from redco_cli.training.saving.state_dict import from_state_dict, shape_mismatches, to_state_dict
+from redco_cli.training.saving.files.orbax_errors import of_another_model, unreadable
+from redco_cli.training.saving.files.state_dict import from_state_dict, shape_mismatches, to_state_dict
 
 STATE = "state"
 """The item with the state of a plugin, where it keeps some."""
