@@ -26,6 +26,7 @@ from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.own_module import module_model
 from redco_cli.models.resolve import resolve_model
+from redco_cli.models.several import MAIN, assembled, members_of
 from redco_cli.plugin.calls import call_collate, call_loss, call_predict, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.examples import guard_examples, reading
@@ -33,7 +34,7 @@ from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.schema import Recipe, SourceSection
+from redco_cli.recipe.schema import OtherModelSection, Recipe, SourceSection
 from redco_cli.runtime.mesh import check_divisible, data_shards
 
 
@@ -80,7 +81,13 @@ class Job:
 
     def context(self, stage: Stage) -> Context:
         """What the plugin's functions are told, those apart that compute with `Variables`."""
-        return Context(self.model, self.tokenizer, self.plugin.options, self.recipe, stage)
+        models = {} if self.model is None else members_of(self.model)
+        return Context(models.get(MAIN), self.tokenizer, self.plugin.options, self.recipe, stage, models=models)
+
+    def with_models(self, sections: Mapping[str, OtherModelSection]) -> Job:
+        """The same with another `models` section, of the same models."""
+        recipe = self.recipe.model_copy(update={"models": dict(sections)})
+        return replace(self, loaded=replace(self.loaded, recipe=recipe))
 
     def collate(self, stage: Stage) -> Collate:
         """The plugin's `collate_fn` for a stage; what it returns is not checked.
@@ -173,8 +180,8 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | Non
     job = replace(job, eval_examples=_examples(job, "eval") if given is None else given)
     if job.eval_examples is None:
         _refuse_without_eval(loaded, stages)
-    if job.model is None:
-        job = replace(job, model=_built_model(job, stages[0]))
+    built = _built_model(job, stages[0]) if job.model is None else job.model
+    job = replace(job, model=assembled(loaded.recipe, built, loaded.where))
     prove_plugin(job, stages)
     return job
 
@@ -277,12 +284,18 @@ def _built_model(job: Job, stage: Stage) -> Any:
     assert job.plugin.build_model is not None
     batch = _probe(job, examples, stage)
     with guarded(where, "build_model", job.plugin.file):
-        module = job.plugin.build_model(job.context(stage))
-        if not isinstance(module, nn.Module):
-            problem = f"returned {module!r:.60}, which is no flax.linen.Module"
-            raise PluginError(where, problem, "return an instance of one: return Net(...)")
+        built = job.plugin.build_model(job.context(stage))
+        modules = dict(built) if isinstance(built, Mapping) else {MAIN: built}
+        for name, module in modules.items():
+            if not isinstance(module, nn.Module) or not name.isidentifier():
+                problem = f"returned {built!r:.60}, which is no flax.linen.Module, and no dict of such by name"
+                raise PluginError(where, problem, "return an instance of one: return Net(...)")
         keeps = job.plugin.init_state is not None
-        return module_model(module, batch, where=where, seed=job.recipe.seed, keeps_state=keeps)
+        found = {
+            name: module_model(module, batch, where=where, seed=job.recipe.seed, keeps_state=keeps)
+            for name, module in modules.items()
+        }
+        return found if isinstance(built, Mapping) else found[MAIN]
 
 
 def micro_batch_size(recipe: Recipe) -> int:

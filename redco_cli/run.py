@@ -38,7 +38,8 @@ from redco_cli.sharding.program.reading import parameters_only, read
 from redco_cli.training.evaluate import EvalResult, compiled_evaluation
 from redco_cli.training.evaluate import evaluate as mean_loss
 from redco_cli.training.outcome import TrainResult, finished
-from redco_cli.training.saving.parameters import check_initial_params, trained_variables
+from redco_cli.training.saving.initial import check_initial_params
+from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.resume import find_start, open_output
 from redco_cli.training.saving.selection import own_checkpoints
 from redco_cli.training.session import open_run, plan_updates, saved_at_its_end
@@ -62,7 +63,7 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     job, placement = choose_placement(prepare(loaded, stages=stages_of(loaded.recipe)))
     check_sizes(job, placement.mesh)
     start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where))
-    updates = plan_updates(job, timeline)
+    job, updates = job.with_models(start.models), plan_updates(job, timeline)
     if outcome := finished(start, job, timeline):
         return outcome
     if start.source is None:

@@ -25,7 +25,7 @@ def check_initial(model: Any, section: ModelSection) -> None:
 
 
 def initial_params(
-    model: Any, section: ModelSection, shardings: Any, *, seed: int, where: Callable[[str], str]
+    model: Any, section: ModelSection, shardings: Any, *, key: Any, where: Callable[[str], str]
 ) -> tuple[Params, tuple[str, ...]]:
     """Parameters from `model.name`, or fresh ones where a model has no name.
 
@@ -33,7 +33,7 @@ def initial_params(
         model: what `resolve_model` or `module_model` returned.
         section: the recipe's `model`.
         shardings: of the parameters, a tree like `model.abstract`.
-        seed: of whatever is initialised.
+        key: of whatever is initialised.
         where: dotted recipe key to its place.
 
     Returns:
@@ -42,7 +42,6 @@ def initial_params(
     Raises:
         ModelError: the weights cannot be found, are damaged, or do not fit.
     """
-    key = jax.random.key(seed)
     if section.name is None:
         return jax.jit(model.init, out_shardings=shardings)(key), ()
     loaded = load_params(model, checkpoint_directory(section, where=where), shardings, rng=key)

@@ -1,15 +1,22 @@
-"""Several models as one: their parameters below their names."""
+"""Several models as one: their parameters below their names.
+
+A recipe's `models`, or a mapping from `build_model`, makes them several. What a model of `models` does not say of
+itself is as in `model`: its architecture, and the parameters to begin with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from redco_cli.errors import RecipeError
+from redco_cli.models.resolve import resolve_model
 from redco_cli.plugin.contract import Params
+from redco_cli.recipe.schema import ModelSection, Recipe
 
 MAIN = "model"
 """The name of the model that `model` of a recipe means."""
@@ -73,3 +80,53 @@ def constant_of(model: Any) -> Mapping[str, str]:
 def without(params: Params, names: Collection[str]) -> Params:
     """Parameters without those of some models."""
     return {name: tree for name, tree in params.items() if name not in names} if names else params
+
+
+def section_of(recipe: Recipe, name: str) -> ModelSection:
+    """What a recipe says of one of its models; of `model` itself, where the model's own section leaves it open."""
+    if name == MAIN:
+        return recipe.model
+    given = recipe.models.get(name)
+    if given is None:
+        return ModelSection()
+    own = {field: getattr(given, field) for field in given.model_fields_set if field != "frozen"}
+    if own.keys() & {"name", "config"}:  # another architecture: its weights and its head are no longer those of `model`
+        return ModelSection(**{"dtype": recipe.model.dtype, **own})
+    return recipe.model.model_copy(update=own)
+
+
+def assembled(recipe: Recipe, built: Any, where: Callable[[str], str]) -> Any:
+    """All models of a recipe as one; where there is only one, that.
+
+    Args:
+        recipe: with its `models`.
+        built: the model that `model` means, or from `build_model`: one, or several by name.
+        where: dotted recipe key to its place.
+
+    Raises:
+        RecipeError: a model has no architecture.
+        ModelError: as `resolve_model`.
+    """
+    members = dict(built) if isinstance(built, Mapping) else {MAIN: built}
+    if not recipe.models and not isinstance(built, Mapping):
+        return built
+    for name, given in recipe.models.items():
+        section = section_of(recipe, name)
+        if name in members:
+            continue
+        if section.name is None and section.config is None:
+            if MAIN not in members:
+                problem = f"has neither name nor config, and build_model returns {', '.join(members)}"
+                raise RecipeError(where(f"models.{name}"), problem, "give it one, or let build_model return it too")
+            members[name] = members[MAIN]
+            continue
+        remat = "none" if given.frozen else recipe.train.remat
+        members[name] = resolve_model(section, where=place_of_model(name, where), remat=remat)
+    return Models(members, {name: section_of(recipe, name).dtype for name, one in recipe.models.items() if one.frozen})
+
+
+def place_of_model(name: str, where: Callable[[str], str]) -> Callable[[str], str]:
+    """The place of keys such as `model.name` for one of several models: `models.teacher.name`."""
+    if name == MAIN:
+        return where
+    return lambda key: where(f"models.{name}{key.removeprefix(MAIN)}" if key.split(".")[0] == MAIN else key)

@@ -98,6 +98,8 @@ class Context:
 
     Attributes:
         model: a `plugin.model.Model`; None inside `build_model` and `load_examples` called before a model exists.
+        models: all models of the run by name: `model`, those of `models` of the recipe, or what `build_model` returned.
+            Where there are several, parameters are a mapping too: `params["teacher"]`.
         tokenizer: the model's tokenizer, or its processor (images, audio); None when there is none.
         options: the plugin's options: an instance of its `Options` dataclass, or the mapping from the recipe.
         recipe: the whole recipe, typed.
@@ -115,6 +117,7 @@ class Context:
     stage: Stage = "train"
     state: Any = None
     step: Any = None
+    models: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Run(Protocol):
@@ -208,7 +211,7 @@ class Plugin(Protocol):
         ...
 
     def build_model(self, ctx: Context) -> Any:
-        """A `flax.linen.Module`; the parameter names of its `__call__` are looked up in the batch."""
+        """A `flax.linen.Module`, or several by name; the parameter names of `__call__` are looked up in the batch."""
         ...
 
     def optimizer_fn(self, ctx: Context, schedule: Any) -> Any:

@@ -7,10 +7,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.schema import SourceSection
+from redco_cli.recipe.schema import ModelSection, SourceSection
+
+Model = TypeVar("Model", bound=ModelSection)
 
 _PATH_KEYS = (
     "plugin.module",
@@ -35,15 +37,8 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
     plugin = recipe.plugin
     if plugin.module.endswith(".py"):
         plugin = plugin.model_copy(update={"module": _pinned(plugin.module, directory)})
-    model = recipe.model.model_copy(
-        update={
-            key: str(Path(name).resolve())
-            for key in ("name", "tokenizer")
-            if (name := getattr(recipe.model, key)) is not None and Path(name).is_dir()
-        }
-    )
-    if model.params is not None:
-        model = model.model_copy(update={"params": str(find_params(model.params, directory))})
+    model = _pinned_model(recipe.model, directory)
+    models = {name: _pinned_model(section, directory) for name, section in recipe.models.items()}
     data = recipe.data.model_copy(
         update={
             split: _pinned_source(source, directory)
@@ -54,8 +49,19 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
     predict = recipe.predict
     if predict.input is not None:
         predict = predict.model_copy(update={"input": _pinned(predict.input, directory)})
-    update = {"plugin": plugin, "model": model, "data": data, "predict": predict}
+    update = {"plugin": plugin, "model": model, "models": models, "data": data, "predict": predict}
     return replace(loaded, recipe=recipe.model_copy(update=update))
+
+
+def _pinned_model(section: Model, directory: Path) -> Model:
+    update = {
+        key: str(Path(name).resolve())
+        for key in ("name", "tokenizer")
+        if (name := getattr(section, key)) is not None and Path(name).is_dir()
+    }
+    if section.params is not None:
+        update["params"] = str(find_params(section.params, directory))
+    return section.model_copy(update=update) if update else section
 
 
 def find_params(name: str, directory: Path) -> Path:
@@ -89,9 +95,21 @@ def _moved(before: Mapping[str, Any], now: Any, old: Path, new: Path, prefix: st
         key, present = f"{prefix}{name}", now.get(name) if isinstance(now, Mapping) else None
         if isinstance(value, Mapping) and any(one.startswith(f"{key}.") for one in _PATH_KEYS):
             found[name] = _moved(value, present, old, new, f"{key}.")
+        elif key == "models":
+            found[name] = {one: _moved_model(section, present, one, old, new) for one, section in value.items()}
         else:
             found[name] = present if key in _PATH_KEYS and _rebased(value, old, new) == present else value
     return found
+
+
+def _moved_model(section: Mapping[str, Any], now: Any, name: str, old: Path, new: Path) -> Mapping[str, Any]:
+    """One of `models`, whose `params` may name a checkpoint in what the present recipe names."""
+    present = now.get(name) if isinstance(now, Mapping) else None
+    rebased = {key: _rebased(section.get(key), old, new) for key in ("name", "tokenizer", "params")}
+    known = {key: (present or {}).get(key) for key in rebased}
+    within = rebased["params"] and str(Path(rebased["params"]).parent) == known["params"]
+    same = {key: value for key, value in rebased.items() if value == known[key] or (key == "params" and within)}
+    return {**section, **same}
 
 
 def _rebased(value: Any, old: Path, new: Path) -> Any:

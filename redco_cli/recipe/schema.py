@@ -65,7 +65,7 @@ class ModelSection(Section):
 
 
 class OtherModelSection(ModelSection):
-    """A model beside `model`: a teacher, a reference. Without `name` and `config` its architecture is that of `model`."""
+    """A model beside `model`: a teacher, a reference. What is not given here is as in `model`."""
 
     frozen: bool = True
     """Never updated: no gradient, no optimizer state, parameters in `dtype`, and not in checkpoints."""
@@ -253,9 +253,7 @@ class Recipe(Section):
 
     model: ModelSection = ModelSection()
     """Which model."""
-    models: dict[Annotated[str, Field(pattern=r"^(?!model$)[a-z]\w*$")], OtherModelSection] = Field(
-        default_factory=dict
-    )
+    models: dict[Annotated[str, Field(pattern=r"^[a-z]\w*$")], OtherModelSection] = Field(default_factory=dict)
     """Further models by name; with any, parameters are a mapping: `params["model"]`, `params["reference"]`."""
     data: DataSection = DataSection()
     """Where examples come from."""
@@ -287,6 +285,8 @@ class Recipe(Section):
             divisor = max(size for size in range(1, micro + 1) if batch % size == 0)
             problem = f"{micro} does not divide train.global_batch_size {batch}"
             raise contradiction("train.micro_batch_size", problem, f"take a divisor, such as {divisor}")
+        if "model" in self.models:
+            raise contradiction("models.model", "this is the name of the model itself", "take another name")
         remedy = "give steps (1000) or epochs (3 epochs)"
         if steps.unit == "%":
             raise contradiction("train.steps", f"{steps} is a share of itself", remedy)

@@ -215,7 +215,8 @@ class TrainingRun:
             pending = known.pending == self._step
             metric = known.metric_at(self._step)
             segments = [vars(one) for one in self._setup.timeline.segments]
-            meta = Meta(self._step, metric, known.best, pending, self._setup.resolved, segments=segments)
+            told = (self._step, metric, known.best, pending, self._setup.resolved)
+            meta = Meta(*told, segments=segments, digests=self._setup.digests)
             self._setup.checkpoints.save(self._state, meta, outer, replace=changed)
             self._replaced, self._saved_digest = False, None if outer is None else outer.digest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from redco_cli.console import TrainProgress, note, warn
 from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
 from redco_cli.job import Job
+from redco_cli.models.several import MAIN, constant_of
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
@@ -31,9 +33,10 @@ from redco_cli.training.patience import find_patience
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
+from redco_cli.training.saving.constant import digests, refuse_others
 from redco_cli.training.saving.extension import leave_behind
+from redco_cli.training.saving.initial import load_constants, load_initial_params
 from redco_cli.training.saving.outer_state import OuterState
-from redco_cli.training.saving.parameters import load_initial_params
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.setup import Predict, Setup
 from redco_cli.training.state import TrainState, frozen_paths, new_state, partition
@@ -142,6 +145,7 @@ def open_run(
             predict,
             stop,
             {**pinned.recipe.model_dump(mode="json"), "output_dir": str(start.directory)},
+            digests({name: state.frozen[name] for name in constant_of(job.model)}, placement.mesh),
         )
         run = TrainingRun(setup, state, start, find_patience(start, job.recipe.eval))
         if job.plugin.run_fn is None:
@@ -192,10 +196,15 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
         )
         for line in filter(None, (start.said, f"continuing from {shown(start.source.path(start.step))}")):
             note(line)
-        return start.source.restore(start.step, placed)
+        restored = start.source.restore(start.step, placed)
+        constants, meta = load_constants(job, placement), start.source.meta(start.step)
+        checkpoint = shown(start.source.path(start.step))
+        refuse_others(digests(constants, placement.mesh), meta.digests, job.where, checkpoint)
+        return dataclasses.replace(restored, frozen=restored.frozen | constants)
     params, fresh = load_initial_params(job, placement, start.initial)
-    if start.initial is not None:
-        note(f"beginning with the parameters of {start.initial.name}")
+    for name, given in start.initial.items():
+        of_model = "" if name == MAIN else f" for {name}"
+        note(f"beginning with the parameters of {given.name}{of_model}")
     if fresh:
         note(f"the checkpoint has no {', '.join(fresh)}: initialised, to be trained")
     state: TrainState = jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params)

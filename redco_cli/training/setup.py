@@ -37,6 +37,7 @@ class Setup:
         predict: variables and examples to predictions.
         stop: what a signal asked for.
         resolved: the resolved recipe, its output_dir absolute, kept in every checkpoint.
+        digests: by name, of the parameters of the models that are never updated; kept there too.
     """
 
     job: Job
@@ -50,3 +51,4 @@ class Setup:
     predict: Predict
     stop: StopRequest
     resolved: Mapping[str, Any]
+    digests: Mapping[str, str]

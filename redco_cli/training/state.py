@@ -108,11 +108,18 @@ def frozen_paths(params: Params, patterns: Sequence[str], always: Sequence[str],
         except re.error as error:
             raise RecipeError(where, f"{pattern!r} is no regular expression: {error}", "escape special signs") from None
         if not matches:
-            raise RecipeError(
-                where, f"{pattern!r} matches no parameter path", f"paths look like {', '.join(known[:3])}"
-            )
+            raise RecipeError(where, f"{pattern!r} matches no parameter path", _meant(pattern, known))
         chosen |= matches
     chosen |= {path for path in known if any(re.fullmatch(pattern, path) for pattern in always)}
     if len(chosen) == len(known):
         raise RecipeError(where, "every parameter is frozen", "leave something to train")
     return frozenset(chosen)
+
+
+def _meant(pattern: str, known: Sequence[str]) -> str:
+    """A pattern for one of several models lacks its name, perhaps."""
+    for path in known:
+        name, _, rest = path.partition("/")
+        if re.fullmatch(pattern, rest):
+            return f"did you mean {name}/{pattern}? paths begin with the name of a model"
+    return f"paths look like {', '.join(known[:3])}"

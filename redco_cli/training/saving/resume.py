@@ -6,18 +6,20 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from redco_cli.errors import Problem, RecipeError, StorageError
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import moved, pin_paths
+from redco_cli.recipe.schema import OtherModelSection
 from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather, process_index
 from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.constant import pinned_models
 from redco_cli.training.saving.extension import LENGTHS, extended
-from redco_cli.training.saving.parameters import InitialCheckpoint, find_initial_checkpoint
+from redco_cli.training.saving.initial import InitialCheckpoint, find_initial_checkpoints
 from redco_cli.training.saving.ranking import Best
 from redco_cli.training.saving.selection import (
     first_undamaged,
@@ -133,12 +135,13 @@ class Start:
     Attributes:
         directory: its output directory.
         checkpoints: where it saves.
+        models: `models` of the recipe, with `params` of those that are never updated pinned to a checkpoint each.
         source: where the checkpoint to continue is; None to start afresh.
         step: optimizer steps done.
         best: step and value of the run's best evaluation until then; None without any.
         put_off: whether the evaluation of this step is still to be done.
         data: where the run was in data of unknown length; None for data whose order follows from the step alone.
-        initial: the checkpoint of another run whose parameters a fresh run begins with (`model.params`); None without.
+        initial: by name of a model, the checkpoint of another run whose parameters a fresh run begins with.
         said: what to tell of a run whose length has changed; empty for others.
         left: steps of the checkpoints that it leaves behind, because it goes on from one before them.
         folder: where these go, in `directory`.
@@ -146,12 +149,13 @@ class Start:
 
     directory: Path
     checkpoints: Checkpoints
+    models: Mapping[str, OtherModelSection]
     source: Checkpoints | None = None
     step: int = 0
     best: Best = None
     put_off: bool = False
     data: Mapping[str, Any] | None = None
-    initial: InitialCheckpoint | None = None
+    initial: Mapping[str, InitialCheckpoint] = field(default_factory=dict)
     said: str = ""
     left: tuple[int, ...] = ()
     folder: str = ""
@@ -192,15 +196,17 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline) -> tuple[Start, Timelin
         source, step = named_checkpoint(choice, loaded.recipe, where, "auto, never")
         refuse_damaged(source, step)
     if choice == "never" or (choice == "auto" and not steps):
-        return Start(directory, own, initial=find_initial_checkpoint(loaded)), timeline
+        fresh = pinned_models(loaded, None)
+        return Start(directory, own, fresh.recipe.models, initial=find_initial_checkpoints(fresh)), timeline
     newer = [other for other in own.steps() if other > step]
     if newer:
         remedy = "choose another output_dir, or move the newer ones away"
         raise StorageError(where, f"{choice} is older than {shown(own.path(newer[-1]))}", remedy)
     skip_without_meta(own)
     free = FREE_TO_CHANGE if own.best() is not None else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
+    before = moved(source.meta(step).recipe, source.directory, pin_paths(loaded).recipe.model_dump(mode="json"))
+    loaded = pinned_models(loaded, before)
     now = pin_paths(loaded).recipe.model_dump(mode="json")
-    before = moved(source.meta(step).recipe, source.directory, now)
     refuse_changes(before, now, (*free, *LENGTHS), loaded.where, source.path(step).name)
     earlier = [other for other in steps_of(own) if other < step] if source is own else []
     found = extended(loaded, timeline, source, step, earlier)
@@ -210,8 +216,8 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline) -> tuple[Start, Timelin
         own.skip(other)
     meta = source.meta(found.step)
     best = meta.best if all(_at(before, key) == _at(now, key) for key in FREE_WHILE_UNRANKED) else None
-    continued_at = (found.step, best, meta.put_off, meta.data)
-    start = Start(directory, own, source, *continued_at, said=found.said, left=found.left, folder=found.folder)
+    continued_at = (loaded.recipe.models, source, found.step, best, meta.put_off, meta.data)
+    start = Start(directory, own, *continued_at, said=found.said, left=found.left, folder=found.folder)
     return start, found.timeline
 
 
@@ -257,7 +263,8 @@ def _differences(before: Any, now: Any, prefix: str = "") -> list[str]:
             for key in keys
             for found in _differences(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else key)
         ]
-    return [] if before == now else [prefix]
+    nothing = (None, {})  # what an earlier version did not know, and what a recipe does not use
+    return [] if before == now or (before in nothing and now in nothing) else [prefix]
 
 
 def _at(recipe: Mapping[str, Any], key: str) -> Any:

@@ -1,0 +1,173 @@
+"""The first parameters of a run: those of another run, saved weights, or a random number.
+
+`params` of a model comes before the weights of its `name`, which are not read then. Parameters of another run must be
+those of the model: one by one the same paths and shapes, on whatever mesh they were saved. Only they are taken;
+optimizer state, step and data begin anew.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from redco_cli.errors import ModelError, StorageError
+from redco_cli.job import Job
+from redco_cli.models.initial import check_initial, initial_params
+from redco_cli.models.several import MAIN, Models, constant_of, members_of, place_of_model, section_of
+from redco_cli.placement import Placement
+from redco_cli.plugin.contract import Params
+from redco_cli.recipe.load import LoadedRecipe, shown
+from redco_cli.recipe.paths import find_params
+from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.selection import (
+    first_undamaged,
+    named_checkpoint,
+    own_checkpoints,
+    refuse_damaged,
+    steps_of,
+)
+
+_NAMED = 8
+_KEY = "model.params"
+
+
+@dataclass(frozen=True)
+class InitialCheckpoint:
+    """A checkpoint whose parameters are taken, and nothing else.
+
+    Attributes:
+        checkpoints: where it is.
+        step: which one.
+        where: what asked for it, for errors.
+    """
+
+    checkpoints: Checkpoints
+    step: int
+    where: str
+
+    @property
+    def name(self) -> str:
+        """Its path, for a person."""
+        return shown(self.checkpoints.path(self.step))
+
+
+def find_initial_checkpoints(loaded: LoadedRecipe) -> dict[str, InitialCheckpoint]:
+    """By name of a model, the checkpoint that its `params` names, or the newest whole one of the run that it names.
+
+    Raises:
+        StorageError: one names neither, or what it names is damaged.
+    """
+    names = (MAIN, *loaded.recipe.models)
+    found = {name: _find_initial_checkpoint(loaded, name) for name in names}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _find_initial_checkpoint(loaded: LoadedRecipe, name: str) -> InitialCheckpoint | None:
+    params, where = section_of(loaded.recipe, name).params, place_of_model(name, loaded.where)(_KEY)
+    if params is None:
+        return None
+    path = find_params(params, loaded.directory)
+    checkpoints = own_checkpoints(path, loaded.recipe)
+    steps = steps_of(checkpoints)
+    if steps:
+        return InitialCheckpoint(checkpoints, first_undamaged(checkpoints, steps[::-1], ("params",)), where)
+    if path.is_dir() and not path.name.startswith("checkpoint-"):
+        remedy = "train that run first, or name another: its output directory, or a checkpoint-<step> in it"
+        raise StorageError(where, f"{params} holds no checkpoint", remedy)
+    checkpoints, step = named_checkpoint(path, loaded.recipe, where, "the output directory of a run")
+    refuse_damaged(checkpoints, step, ("params",))
+    return InitialCheckpoint(checkpoints, step, where)
+
+
+def check_initial_params(job: Job, initial: Mapping[str, InitialCheckpoint]) -> None:
+    """Finds out what is wrong with the first parameters of a run from what files say of themselves: none is read.
+
+    Raises:
+        ModelError: they are not those of the model, or weights of `model.name` are missing or cut off.
+        StorageError: a checkpoint cannot be read.
+    """
+    for name, model in members_of(job.model).items():
+        if name not in initial:
+            check_initial(model, section_of(job.recipe, name))
+        else:
+            _refuse_mismatches(model, name, initial[name])
+
+
+def _refuse_mismatches(model: Any, name: str, given: InitialCheckpoint) -> None:
+    wrong = given.checkpoints.mismatches(given.step, model.abstract, name)
+    if wrong:
+        more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        problem = f"the parameters in {given.name} are not those of this model: {'; '.join(wrong[:_NAMED])}{more}"
+        remedy = "give the model the config and the implementation of that run, or leave model.params out"
+        raise ModelError(given.where, problem, remedy)
+
+
+def load_initial_params(
+    job: Job, placement: Placement, initial: Mapping[str, InitialCheckpoint]
+) -> tuple[Params, tuple[str, ...]]:
+    """The parameters to begin with, on the mesh; of models that are never updated too.
+
+    Args:
+        job: its model, or models.
+        placement: where they live.
+        initial: by name, the checkpoints to take them from; else they are the weights of a model's `name`, or fresh.
+
+    Returns:
+        The parameters, and the paths of those that the weights of a `name` lack and that were initialised.
+
+    Raises:
+        ModelError: they do not fit the model, or cannot be loaded.
+        StorageError: a checkpoint is damaged.
+    """
+    params, fresh = {}, []
+    several = isinstance(job.model, Models)
+    for name in members_of(job.model):
+        places = placement.params[name] if several else placement.params
+        params[name], new = _load_model(job, name, places, initial.get(name))
+        fresh += [f"{name}/{path}" if several else path for path in new]
+    return params if several else params[MAIN], tuple(fresh)
+
+
+def load_constants(job: Job, placement: Placement) -> Params:
+    """The parameters of the models that are never updated, by name; on the mesh.
+
+    Raises:
+        ModelError, StorageError: as `load_initial_params`.
+    """
+    initial = find_initial_checkpoints(job.loaded) if constant_of(job.model) else {}
+    return {
+        name: _load_model(job, name, placement.params[name], initial.get(name))[0] for name in constant_of(job.model)
+    }
+
+
+def _load_model(job: Job, name: str, places: Any, given: InitialCheckpoint | None) -> tuple[Params, tuple[str, ...]]:
+    """Parameters of one model where they live, and the paths of those that were initialised."""
+    model, section = members_of(job.model)[name], section_of(job.recipe, name)
+    dtype = constant_of(job.model).get(name)
+    if given is not None:
+        _refuse_mismatches(model, name, given)
+        wanted = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=place),
+            model.abstract,
+            places,
+        )
+        return given.checkpoints.restore_params(given.step, wanted, name), ()
+    key = jax.random.key(job.recipe.seed)
+    if name != MAIN and name not in job.recipe.models:  # several modules of a plugin, which must not begin alike
+        key = jax.random.fold_in(key, zlib.crc32(name.encode()))
+    params, fresh = initial_params(model, section, places, key=key, where=place_of_model(name, job.where))
+    if dtype is None or jnp.dtype(dtype) == jnp.float32:
+        return params, fresh
+    return jax.tree.map(lambda leaf, place: _cast(leaf, dtype, place), params, places), fresh
+
+
+def _cast(leaf: Any, dtype: str, place: Any) -> Any:
+    """One array at a time, so that the larger ones never exist twice."""
+    small = jax.jit(lambda x: x.astype(dtype), out_shardings=place)(leaf)
+    leaf.delete()
+    return small
