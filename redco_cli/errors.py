@@ -38,10 +38,12 @@ class Problem:
 class RedcoError(Exception):
     """A failure with its place and its remedy.
 
-    `exit_code` is the process exit code that the command line ends with.
+    `exit_code` is the process exit code that the command line ends with. `on_all_processes` says that every process of
+    the run raises it at the same step, so that together they can still save.
     """
 
     exit_code = EXIT_FAILED
+    on_all_processes = False
 
     def __init__(self, where: str, problem: str, remedy: str = "") -> None:
         self.problems: tuple[Problem, ...] = (Problem(where, problem, remedy),)

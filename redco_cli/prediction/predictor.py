@@ -10,12 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from redco_cli.console import warn
 from redco_cli.data.loader import predict_batches
 from redco_cli.job import Job, inference_batch_size
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output
 from redco_cli.plugin.contract import Example
 from redco_cli.plugin.state import Variables
+from redco_cli.runtime.batch_shapes import BatchShapes
 from redco_cli.runtime.mesh import batch_sharding, counted_rows, data_shards, local_rows, put, replicated
 from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.runtime.peers.census import RowCensus
@@ -42,7 +44,8 @@ class Predictor:
         self._key = jax.random.key(job.recipe.seed)
 
         gathers, everywhere = placement.gathering(predict_step), replicated(placement.mesh)
-        self._step = Program("prediction", gathers, announce, out_shardings=everywhere)
+        shapes = BatchShapes(job.collate_place, warn)
+        self._step = Program("prediction", gathers, announce, shapes=shapes, out_shardings=everywhere)
 
     def __call__(
         self,

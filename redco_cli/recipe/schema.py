@@ -157,6 +157,9 @@ class TrainSection(Section):
     `offload` the same with these in the host's memory; `auto` everything, but only where memory needs it."""
     max_nonfinite_steps: Positive = 10
     """A step whose loss or gradient is not finite is skipped; so many in a row end the run."""
+    max_compilations: Positive = 16
+    """The step is compiled for each shape that batches come in, per example; one shape more ends the run. Evaluation
+    has as many again."""
 
 
 class EvalSection(Section):

@@ -9,20 +9,28 @@ from typing import Any
 import jax
 
 from redco_cli.errors import DeviceError
+from redco_cli.runtime.batch_shapes import BatchShapes
 
 Announce = Callable[[str], AbstractContextManager[Any]]
 """Called with what is being compiled; the compilation happens inside the context."""
 
 
 class Program:
-    """Compiles a function once per shape of its last argument, and calls it.
+    """Compiles a function once per set of arrays in its last argument, and calls it.
 
     Only the last argument, the batch, may change its shapes from call to call: looking at it alone keeps the cost of a
     call independent of the size of the model.
     """
 
     def __init__(
-        self, name: str, function: Callable[..., Any], announce: Announce, *, donate: tuple[int, ...] = (), **jit: Any
+        self,
+        name: str,
+        function: Callable[..., Any],
+        announce: Announce,
+        *,
+        shapes: BatchShapes | None = None,
+        donate: tuple[int, ...] = (),
+        **jit: Any,
     ) -> None:
         """Nothing is compiled yet.
 
@@ -30,24 +38,34 @@ class Program:
             name: what it is, such as `train step`.
             function: a pure function of arrays.
             announce: told of each compilation.
+            shapes: looks at each batch that needs a compilation, a mapping by name; None where all are alike.
             donate: arguments whose memory the result may take over.
             jit: further arguments of `jax.jit`, such as `out_shardings`.
         """
         self.name = name
-        self._announce = announce
+        self._announce, self._shapes = announce, shapes
         self._jit = jax.jit(function, donate_argnums=donate, **jit)
         self._compiled: dict[Any, Any] = {}
+
+    @property
+    def compilations(self) -> int:
+        """For how many sets of arrays it is compiled."""
+        return len(self._compiled)
 
     def __call__(self, *arguments: Any) -> Any:
         """The function's result; does not wait for the devices.
 
         Raises:
             DeviceError: the devices have too little memory.
+            PluginError: the batches come in too many shapes.
         """
-        key = tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in jax.tree.leaves(arguments[-1]))
+        leaves, structure = jax.tree.flatten(arguments[-1])
+        key = structure, tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
         try:
             if key not in self._compiled:
-                shapes = ", ".join(sorted({f"{list(shape)}" for shape, _, _ in key}))
+                if self._shapes is not None:
+                    self._shapes.see(self.name, arguments[-1])
+                shapes = ", ".join(sorted({f"{list(leaf.shape)}" for leaf in leaves}))
                 with self._announce(f"{self.name} for batches of {shapes}"):
                     self._compiled[key] = self._jit.lower(*arguments).compile()
             return self._compiled[key](*arguments)

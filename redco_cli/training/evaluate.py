@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from redco_cli.console import warn
 from redco_cli.data.batch import eval_slices
 from redco_cli.data.loader import eval_batches
 from redco_cli.errors import DataError, RecipeError
@@ -23,6 +24,7 @@ from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Example, Loss
 from redco_cli.plugin.state import Variables
+from redco_cli.runtime.batch_shapes import BatchShapes
 from redco_cli.runtime.mesh import batch_sharding, data_shards, local_rows, put, replicated
 from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.runtime.program import Announce, Program
@@ -82,7 +84,8 @@ def evaluate(
 def compiled_evaluation(job: Job, placement: Placement, announce: Announce) -> Program:
     """The eval step of a job on its devices; compiles nothing yet."""
     step = make_eval_step(placement.loss(job))
-    return Program("eval step", step, announce, out_shardings=replicated(placement.mesh))
+    shapes = BatchShapes(job.collate_place, warn, limit=job.recipe.train.max_compilations)
+    return Program("eval step", step, announce, shapes=shapes, out_shardings=replicated(placement.mesh))
 
 
 def no_eval_data(job: Job) -> DataError:

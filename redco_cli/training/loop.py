@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from redco_cli.console import warn
 from redco_cli.errors import RedcoError
 from redco_cli.plugin.contract import Context, Example, Params
+from redco_cli.runtime.batch_shapes import BatchShapes
 from redco_cli.runtime.mesh import put_like, replicated
 from redco_cli.runtime.program import Program
 from redco_cli.runtime.stopping.signals import Stopped, in_one_piece
@@ -64,8 +66,9 @@ class TrainingRun:
         places = jax.tree.map(lambda leaf: leaf.sharding, state)
         job, updates = setup.job, (setup.optimizer, setup.schedule)
         train_step = make_train_step(loss, *updates, job.recipe.seed, places.trainable, job.update_state)
+        shapes = BatchShapes(job.collate_place, warn, dims=2, limit=job.recipe.train.max_compilations)
         self._train_step = Program(
-            "train step", train_step, self._compiling, donate=(0,), out_shardings=(places, everywhere)
+            "train step", train_step, self._compiling, shapes=shapes, donate=(0,), out_shardings=(places, everywhere)
         )
         self._eval_step = compiled_evaluation(setup.job, setup.placement, self._compiling)
         self._fresh_optimizer = jax.jit(setup.optimizer.init, out_shardings=places.opt_state)
@@ -124,7 +127,7 @@ class TrainingRun:
                 self._step += 1
                 if waiting is not None:
                     self._observer.see(*waiting)
-                waiting = (self._step, metrics)
+                waiting = (self._step, {**metrics, "compilations": self._train_step.compilations})
                 self._meter.add(*counts)
                 if not in_pieces and (self._setup.stop.due() or self._is_milestone(self._step)):
                     self._observer.see(*waiting)

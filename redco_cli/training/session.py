@@ -170,9 +170,10 @@ def saved_at_its_end(run: TrainingRun, job: Job) -> Iterator[None]:
             run.evaluate()
         run.catch_up()
         yield
-    except (PluginError, DataError, RecipeError):
+    except (PluginError, DataError, RecipeError) as error:
         # A process that fails alone cannot save what the others hold, nor an outer loop what it is in the midst of.
-        if run.step and current_connection() is None and job.plugin.run_fn is None:
+        together = current_connection() is None or error.on_all_processes
+        if run.step and together and job.plugin.run_fn is None:
             run.save()
         raise
     except (

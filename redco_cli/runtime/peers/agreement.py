@@ -26,8 +26,7 @@ def sum_over_processes(
     """
     if current_connection() is None:
         return count
-    mine = {key: f"{list(leaf.shape[dims:])} {leaf.dtype}" for key, leaf in batch.items()}
-    every = process_allgather(name, {"shapes": mine, "count": count})
+    every = process_allgather(name, {"shapes": arrays_per_example(batch, dims), "count": count})
     first = every[0]["shapes"]
     for process, other in enumerate(every):
         for key in {**first, **other["shapes"]}:
@@ -37,3 +36,13 @@ def sum_over_processes(
                 remedy = "give all batches one shape: pad to data.max_length, not to the longest of the examples"
                 raise PluginError(where, problem, remedy)
     return None if count is None else sum(one["count"] for one in every)
+
+
+def arrays_per_example(batch: Mapping[str, Any], dims: int) -> dict[str, str]:
+    """What each array of a batch holds of one example, such as `[128] int32`.
+
+    Args:
+        batch: arrays by name.
+        dims: how many of the leading dims count examples.
+    """
+    return {key: f"{list(leaf.shape[dims:])} {leaf.dtype}" for key, leaf in sorted(batch.items())}

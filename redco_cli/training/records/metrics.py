@@ -5,8 +5,12 @@
     {"step": 20, "kind": "train", "time": 1760000000.5, "loss": 2.25, "learning_rate": 0.0003}
 
 `kind` is `train`, `eval` or `run` (what concerns the run as a whole: what it started with, what an outer loop logs);
-`time` is seconds since 1970. Floats are written such that they read back to the same bits. JSON has no word for a
-number that is not finite, so it is null, and `"nonfinite": {"loss": "nan"}` says which it was.
+`time` is seconds since 1970. Beside the loss and the plugin's metrics a `train` record has `weight`, `grad_norm`,
+`learning_rate`, speed, `skipped` (steps so far that were not finite) and `compilations` (for how many shapes of batches
+this process has compiled the train step so far: 1, unless they vary).
+
+Floats are written such that they read back to the same bits. JSON has no word for a number that is not finite, so it
+is null, and `"nonfinite": {"loss": "nan"}` says which it was.
 
 Each record goes to the operating system in one write, so a killed process loses at most the line it was writing.
 A resumed run drops the records after the step it resumes at: no step appears twice.

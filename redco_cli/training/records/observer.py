@@ -50,7 +50,7 @@ class Observer:
         self._totals: dict[str, tuple[float, int]] = {}
 
     def see(self, step: int, device_metrics: Any) -> None:
-        """Waits for the metrics of a step, and looks at them.
+        """Waits for the metrics of a step, and for how many shapes it was compiled by then, and looks at them.
 
         Raises:
             TrainingError: too many steps in a row were not finite.
@@ -58,6 +58,7 @@ class Observer:
         """
         metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
         skipped, streak, weight = int(metrics.pop("skipped")), int(metrics.pop("streak")), metrics.pop("weight")
+        compilations = int(metrics.pop("compilations"))
         for name in metrics.keys() - _NOT_AVERAGED:
             if math.isfinite(metrics[name]):
                 self._piece[name].append(metrics[name])
@@ -70,7 +71,7 @@ class Observer:
         speed = {"examples_per_second": rates.examples_per_second, "input_wait": rates.input_wait}
         if rates.tokens_per_second is not None:
             speed["tokens_per_second"] = rates.tokens_per_second
-        counted = {"weight": weight, "skipped": skipped}
+        counted = {"weight": weight, "skipped": skipped, "compilations": compilations}
         self._recorder.record(step, "train", {**metrics, **counted, **speed})
         self._progress.update(
             step, metrics["loss"], metrics["learning_rate"], rates.tokens_per_second, rates.examples_per_second

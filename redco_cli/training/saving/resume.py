@@ -47,6 +47,7 @@ FREE_TO_CHANGE = (
     "train.micro_batch_size",
     "train.remat",
     "train.max_nonfinite_steps",
+    "train.max_compilations",
     "train.max_time",
 )
 """Keys that do not change what a step computes, so that a run may continue with other values."""
@@ -263,7 +264,7 @@ def _differences(before: Any, now: Any, prefix: str = "") -> list[str]:
             for key in keys
             for found in _differences(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else key)
         ]
-    nothing = (None, {})  # what an earlier version did not know, and what a recipe does not use
+    nothing: tuple[Any, ...] = (None, {})  # what an earlier version did not know, and what a recipe does not use
     return [] if before == now or (before in nothing and now in nothing) else [prefix]
 
 
