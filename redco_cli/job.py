@@ -31,7 +31,7 @@ from redco_cli.plugin.calls import call_collate, call_loss, call_predict, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
-from redco_cli.plugin.load import LoadedPlugin, load_plugin
+from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import OtherModelSection, Recipe, SourceSection
@@ -158,6 +158,7 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | Non
     """
     tell_retries_once()
     plugin = load_plugin(loaded.recipe.plugin, loaded.directory, loaded.where)
+    refuse_to_cut(plugin, loaded.recipe.train, loaded.where)
     section = loaded.recipe.model
     named = section.name is not None or section.config is not None
     if not named and plugin.build_model is None:

@@ -188,7 +188,7 @@ def _remedies(workload: Workload, best: Option, machine: Devices) -> list[str]:
     """What would make it fit, with what it would need then."""
     found = []
     assert machine.memory is not None
-    if workload.micro_batch_size is not None:
+    if workload.micro_batch_size is not None and not workload.whole_batch:
         way = _least(replace(workload, micro_batch_size=None), machine, best.plan.mesh)
         if way is not None and way.memory.total < best.memory.total:
             needs = format_bytes(way.memory.total)

@@ -144,7 +144,7 @@ def _option(job: Job, plan: Plan, *, reshard_after_forward: bool, micro: int | N
 def _smaller_micro_batch(job: Job, placement: Placement, now: Option) -> list[Edit]:
     ways, batch = data_shards(placement.mesh), job.recipe.train.global_batch_size
     sizes = [size for size in range(ways, now.micro_batch_size // 2 + 1, ways) if batch % size == 0]
-    if not sizes:
+    if not sizes or job.plugin.whole_batch:
         return []
     then = _option(job, placement.plan, reshard_after_forward=placement.reshard_after_forward, micro=sizes[-1])
     return [(now.memory.total - then.memory.total, f"train.micro_batch_size: {sizes[-1]}")]

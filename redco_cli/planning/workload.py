@@ -55,6 +55,7 @@ class Workload:
         remat: what the loss recomputes in the backward pass.
         recomputing: the same workload with `full` remat; None where remat is decided or the model has none.
         where: dotted recipe key to its place.
+        whole_batch: a batch must not be cut: the loss sees it as a whole.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Workload:
     remat: Remat
     recomputing: Callable[[], Workload] | None
     where: Callable[[str], str]
+    whole_batch: bool = False
 
 
 def find_workload(target: str, *, batch_size: int | None, seq_length: int | None) -> Workload:
@@ -133,14 +135,23 @@ def job_workload(job: Job) -> Workload:
         update_state=job.update_state,
         batch=lambda size: abstract_batch(job, size),
         global_batch_size=section.train.global_batch_size,
-        micro_batch_size=None if section.train.micro_batch_size == "auto" else section.train.micro_batch_size,
+        micro_batch_size=_fixed_micro_batch(job),
         seq_length=tokens,
         mesh=None if section.mesh == "auto" else section.mesh.model_dump(),
         override=overrides(section),
         remat="none" if section.train.remat == "auto" else section.train.remat,
         recomputing=recomputing if section.train.remat == "auto" else None,
         where=job.where,
+        whole_batch=job.plugin.whole_batch,
     )
+
+
+def _fixed_micro_batch(job: Job) -> int | None:
+    """The size of micro-batches that the recipe or the plugin leaves no choice of."""
+    train = job.recipe.train
+    if job.plugin.whole_batch:
+        return train.global_batch_size
+    return None if train.micro_batch_size == "auto" else train.micro_batch_size
 
 
 def _model_workload(target: str, batch_size: int, seq_length: int | None) -> Workload:

@@ -34,6 +34,12 @@ and, where needed:
 
 An optional dataclass `Options` types `plugin.options` of the recipe: unknown or mistyped options are then refused.
 
+A global batch is cut into micro-batches as the memory of the devices demands, on another machine otherwise. Nothing but
+noise that is drawn for each example, such as dropout, may depend on the cut: `Loss(sum, weight)` adds up over examples.
+A loss that needs the batch as a whole (each example against all others, noise of a whole step) says so by
+
+    whole_batch = True                             # a global batch is never cut
+
 Example, a linear regression:
 
 >>> import numpy as np, jax.numpy as jnp

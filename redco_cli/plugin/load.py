@@ -18,10 +18,10 @@ from typing import Any
 
 import pydantic
 
-from redco_cli.errors import PluginError, Problem
+from redco_cli.errors import PluginError, Problem, RecipeError
 from redco_cli.plugin.guard import guarded
 from redco_cli.recipe.explain import did_you_mean
-from redco_cli.recipe.schema import PluginSection
+from redco_cli.recipe.schema import PluginSection, TrainSection
 from redco_cli.recipe.shipped import shipped_plugins
 
 REQUIRED = {
@@ -49,6 +49,7 @@ class LoadedPlugin:
         name: as the recipe names it.
         file: its source file, for errors.
         options: what plugin functions get as `ctx.options`.
+        whole_batch: its loss sees a global batch as a whole, which is never cut into micro-batches.
 
     The functions are those of `plugin/contract.py`; an optional one that the plugin lacks is None.
     """
@@ -67,6 +68,7 @@ class LoadedPlugin:
     init_state: Callable[..., Any] | None = None
     update_state: Callable[..., Any] | None = None
     run_fn: Callable[..., Any] | None = None
+    whole_batch: bool = False
 
 
 def load_plugin(section: PluginSection, directory: Path, where: Callable[[str], str]) -> LoadedPlugin:
@@ -78,13 +80,31 @@ def load_plugin(section: PluginSection, directory: Path, where: Callable[[str], 
         where: dotted recipe key to its place.
 
     Raises:
-        PluginError: not found, fails to import, lacks a function, a function takes other arguments, or the options do
-            not fit the plugin's `Options`.
+        PluginError: not found, fails to import, lacks a function, a function takes other arguments, the options do not
+            fit the plugin's `Options`, or `whole_batch` is neither True nor False.
     """
     module = _import(section.module, directory, where("plugin.module"))
     file = _relative(getattr(module, "__file__", None) or section.module)
     functions = _functions(module, file)
-    return LoadedPlugin(section.module, file, _options(module, section.options, file, where), **functions)
+    whole_batch = getattr(module, "whole_batch", False)
+    if not isinstance(whole_batch, bool):
+        problem = f"whole_batch is {whole_batch!r:.60}, neither True nor False"
+        raise PluginError(file, problem, "say whole_batch = True where loss_fn needs the batch as a whole")
+    options = _options(module, section.options, file, where)
+    return LoadedPlugin(section.module, file, options, **functions, whole_batch=whole_batch)
+
+
+def refuse_to_cut(plugin: LoadedPlugin, train: TrainSection, where: Callable[[str], str]) -> None:
+    """Refuses micro-batches of a plugin whose loss sees a global batch as a whole.
+
+    Raises:
+        RecipeError: `train.micro_batch_size` is smaller than the global batch.
+    """
+    micro, whole = train.micro_batch_size, train.global_batch_size
+    if plugin.whole_batch and micro not in ("auto", whole):
+        problem = f"{micro} would cut the global batch of {whole}, but {plugin.file} says whole_batch = True"
+        remedy = "leave it out; what saves memory then is train.remat: full, more devices, or a smaller global batch"
+        raise RecipeError(where("train.micro_batch_size"), problem, remedy)
 
 
 def _import(name: str, directory: Path, where: str) -> types.ModuleType:

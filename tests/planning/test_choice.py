@@ -13,6 +13,7 @@ from redco_cli.planning.choice import choose_placement
 from redco_cli.planning.options import Devices, options
 from redco_cli.planning.workload import job_workload
 from redco_cli.recipe.load import load_recipe
+from redco_cli.recipe.shipped import shipped_plugins
 from redco_cli.run import train
 from tests.projects import write_answers
 
@@ -105,6 +106,16 @@ def test_what_the_recipe_decides_stays(devices_have) -> None:
     found, placement = choose_placement(job)
     assert found is job
     assert dict(placement.mesh.shape) == {"data": 2, "fsdp": 4, "tensor": 1}
+
+
+def test_a_batch_that_is_a_whole_is_not_cut(devices_have) -> None:
+    whole = Path(shipped_plugins()["instruct"]).read_text() + "\n\nwhole_batch = True\n"
+    Path("whole.py").write_text(whole)
+    devices_have(TIGHT)
+    job = job_of("plugin.module=whole.py")
+    found, _ = options(job_workload(job), Devices(8, 1, TIGHT))
+    assert {one.micro_batch_size for one in found} == {16}
+    assert choose_placement(job)[0].recipe.train.micro_batch_size == "auto"
 
 
 def test_what_cannot_fit_is_warned_of(devices_have, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,6 +33,15 @@ FIX = "\n  -> fix the plugin; `redco --traceback ...` shows the whole traceback"
 IMPORTING = "importing the plugin raised"
 
 
+def test_a_batch_is_whole_only_where_a_plugin_says_so(load, refusal):
+    assert load(FUNCTIONS).whole_batch is False
+    assert load(f"{FUNCTIONS}whole_batch = True\n").whole_batch is True
+    assert refusal(f"{FUNCTIONS}whole_batch = 'yes'\n") == (
+        "p.py: whole_batch is 'yes', neither True nor False\n"
+        "  -> say whole_batch = True where loss_fn needs the batch as a whole"
+    )
+
+
 class TestFinding:
     @pytest.mark.parametrize("name", shipped_plugins())
     def test_every_built_in_plugin_keeps_the_contract(self, load, name):
