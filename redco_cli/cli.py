@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from redco_cli.console import hush, masked_tokens, note, prediction, print_error, result
+from redco_cli.console import hush, masked_tokens, note, prediction, print_error, result, warn
 from redco_cli.console.plan import show_plan
 from redco_cli.errors import EXIT_DONE
 from redco_cli.recipe.load import load_recipe, load_run, resolved_yaml
@@ -159,6 +159,8 @@ def validate(
     if as_json:
         result(document, as_json)
         return
+    for warning in document.pop("warnings"):
+        warn(warning)
     for sequence in sequences:
         masked_tokens(sequence.tokens, sequence.carries_loss, sequence.title)
     result(document, as_json)

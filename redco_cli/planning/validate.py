@@ -19,6 +19,7 @@ from redco_cli.job import Job, first_examples, micro_batch_size
 from redco_cli.plugin.calls import describe
 from redco_cli.plugin.contract import IGNORED_LABEL, Stage
 from redco_cli.row_notes import NOTHING_REMEDY, Notes, RowCounts
+from redco_cli.training.cuts.findings import dependences
 from redco_cli.training.state import frozen_paths, partition
 from redco_cli.training.timeline import Timeline
 
@@ -59,6 +60,7 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
         "warmup": timeline.warmup,
         "eval_every": timeline.eval_every,
         "checkpoint_every": timeline.checkpoint_every,
+        "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in dependences(job)],
     }
 
 

@@ -7,5 +7,6 @@ Start with `step`: one pure optimizer step over micro-batches, with `state` (wha
 `optimizer` (schedule and optax transformation). `loop` calls it, fed by `input_pipeline`; `timeline` says when to
 evaluate, log and save; `evaluate` takes the mean over every example once; `nonfinite` decides about steps that are
 skipped. `session` opens and closes a run, which is made of what `setup` lists; `outer_loop` hands it to a plugin's
-`run_fn`. `saving/` is about checkpoints and resuming, `records/` about metrics, plots and trackers.
+`run_fn`. `saving/` is about checkpoints and resuming, `records/` about metrics, plots and trackers,
+`cuts/` about losses that depend on how a batch is cut into micro-batches.
 """

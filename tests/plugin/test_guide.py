@@ -54,6 +54,7 @@ class TestExamples:
     def test_a_plugin_is_proved(self, name):
         document, sequences = validate(name, ["mesh.data=1"])
         assert document["plugin"] == name.replace(".yaml", ".py")
+        assert document["warnings"] == []
         if name == "lines.yaml":
             said = sequences[0]
             assert f"{said.title} ({sum(said.carries_loss)} of {len(said.tokens)} tokens carry loss)\n" in GUIDE

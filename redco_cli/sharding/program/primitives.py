@@ -13,7 +13,7 @@ from redco_cli.sharding.axes import Dim, fresh, fresh_dims, mark_layer, reshape,
 from redco_cli.sharding.program.events import ActivationProduct, Matmul, Value
 from redco_cli.sharding.program.walk import Walk, combined, constant, rule, viewed
 
-_ELEMENTWISE = """
+ELEMENTWISE = """
     abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e bitcast_convert_type cbrt ceil
     clamp clz complex conj convert_element_type copy copy_p cos cosh device_put digamma div eq eq_to erf erf_inv
     erfc exp exp2 expm1 floor ge gt igamma igamma_grad_a igammac imag integer_pow is_finite le le_to lgamma log
@@ -22,9 +22,10 @@ _ELEMENTWISE = """
     shift_right_arithmetic shift_right_logical sharding_constraint sign sin sinh sqrt square stop_gradient sub tan
     tanh xor zeta
 """
+"""Primitives whose result at a place depends on the operands at that place alone."""
 
 
-@rule(*_ELEMENTWISE.split())
+@rule(*ELEMENTWISE.split())
 def _elementwise(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     """Dims at the same place are the same. A scalar, or a dim of size one, is repeated."""
     avals = [atom.aval for atom in equation.invars]
