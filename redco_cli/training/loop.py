@@ -21,6 +21,7 @@ from redco_cli.runtime.batch_shapes import BatchShapes
 from redco_cli.runtime.mesh import put_like, replicated
 from redco_cli.runtime.program import Program
 from redco_cli.runtime.stopping.signals import Stopped, in_one_piece
+from redco_cli.training.cuts.proof import prove_cut
 from redco_cli.training.evaluate import compiled_evaluation, evaluate, no_eval_data
 from redco_cli.training.evaluations import Evaluations
 from redco_cli.training.input_pipeline import DeviceBatch, device_batches, open_census
@@ -123,6 +124,9 @@ class TrainingRun:
         waiting: tuple[int, Any] | None = None
         with closing(batches):
             for batch, counts in batches:
+                if self._step == 0:
+                    setup = self._setup
+                    prove_cut(setup.job, setup.placement, setup.timeline.steps, self.params, batch, self._compiling)
                 self._state, metrics = self._train_step(self._state, batch)
                 self._step += 1
                 if waiting is not None:
