@@ -125,8 +125,8 @@ class TrainingRun:
         with closing(batches):
             for batch, counts in batches:
                 if self._step == 0:
-                    setup = self._setup
-                    prove_cut(setup.job, setup.placement, setup.timeline.steps, self.params, batch, self._compiling)
+                    job, placement, steps = self._setup.job, self._setup.placement, self._setup.timeline.steps
+                    prove_cut(job, placement, steps, self._state.variables, batch, self._compiling)
                 self._state, metrics = self._train_step(self._state, batch)
                 self._step += 1
                 if waiting is not None:

@@ -17,7 +17,7 @@ import jax
 from redco_cli.errors import Problem, RedcoError
 from redco_cli.job import Job, micro_batch_size
 from redco_cli.placement import abstract_batch
-from redco_cli.plugin.contract import Params
+from redco_cli.plugin.state import Variables
 from redco_cli.sharding.axes import fresh_dims
 from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.training.cuts import arithmetic, views  # noqa: F401  the rules register themselves
@@ -76,14 +76,14 @@ def _shared_draws(job: Job, draws: Sequence[Draw]) -> list[Problem]:
 def read(job: Job, size: int) -> tuple[Value, list[Draw]]:
     """What the rows of a batch of `size`, at least two, come to in the loss, and the plugin's draws that reach it."""
 
-    def loss(params: Params, key: Any, arrays: Any) -> Any:
-        return job.loss(params, arrays, key, train=True).sum
+    def loss(variables: Variables, key: Any, arrays: Any) -> Any:
+        return job.loss(variables, arrays, key, train=True).sum
 
     abstract, key = abstract_batch(job, size), jax.eval_shape(lambda: jax.random.key(0))
     with batch_sharded(size):
-        closed = jax.make_jaxpr(loss)(job.model.abstract, key, abstract)
+        closed = jax.make_jaxpr(loss)(job.abstract, key, abstract)
     batch = Batch(size)
-    given: list[Value] = [CONSTANT for _ in jax.tree.leaves(job.model.abstract)]
+    given: list[Value] = [CONSTANT for _ in jax.tree.leaves(job.abstract)]
     given.append(Value(Kind.CONSTANT, from_key=True))
     given += [rows([(batch.axis,), *fresh_dims(leaf.shape[1:])]) for leaf in jax.tree.leaves(abstract)]
     walk = Walk(batch)

@@ -26,7 +26,8 @@ from redco_cli.errors import PluginError
 from redco_cli.job import Job
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_loss
-from redco_cli.plugin.contract import Batch, Loss, Params
+from redco_cli.plugin.contract import Batch, Loss
+from redco_cli.plugin.state import Variables
 from redco_cli.runtime.mesh import data_shards, replicated
 from redco_cli.training.cuts.findings import REMEDY
 
@@ -42,7 +43,7 @@ def prove_cut(
     job: Job,
     placement: Placement,
     steps: int,
-    params: Params,
+    variables: Variables,
     batch: Batch,
     announce: Callable[[str], AbstractContextManager[Any]],
 ) -> None:
@@ -52,7 +53,7 @@ def prove_cut(
         job: the job.
         placement: where everything lives.
         steps: of the run.
-        params: on the mesh.
+        variables: on the mesh.
         batch: the first global batch, arrays with leading dims [micro-batches, examples].
         announce: told of the compilation.
 
@@ -61,18 +62,18 @@ def prove_cut(
     """
     count, size = jax.tree.leaves(batch)[0].shape[:2]
     shards = data_shards(placement.mesh)
-    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    parameters = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables.params))
     is_cheap = count * steps >= MICRO_BATCHES and parameters <= PARAMETERS
     if job.plugin.whole_batch or count == 1 or size % (2 * shards) or not is_cheap:
         return
     both = jax.jit(_whole_and_halves(job, placement, shards), out_shardings=replicated(placement.mesh))
     try:
-        traced = both.trace(params, batch)
+        traced = both.trace(variables, batch)
     except PluginError:  # the plugin takes a batch to train on for no batch to evaluate: then it cannot be told
         return
     with announce("the loss of a micro-batch in one piece and in two"):
         compiled = traced.lower().compile()
-        whole, halves = jax.device_get(compiled(params, batch))
+        whole, halves = jax.device_get(compiled(variables, batch))
     width, parts = _narrowest_float(traced.jaxpr.jaxpr), halves.sum(axis=0)
     allowed = _TOLERANCE[width] * abs(halves).sum(axis=0) + _CANCELLED[width] * abs(whole[1])
     is_empty = (halves[:, 0] == 0).any()  # nothing counted in it, and a weight of at least 1 would be no mistake
@@ -88,11 +89,12 @@ def prove_cut(
     raise error
 
 
-def _whole_and_halves(job: Job, placement: Placement, shards: int) -> Callable[[Params, Batch], Any]:
-    """Of parameters and a batch [M, B, ...]: (sum, weight) of the first micro-batch [2], and of its halves [2, 2]."""
+def _whole_and_halves(job: Job, placement: Placement, shards: int) -> Callable[[Variables, Batch], Any]:
+    """Of variables and a batch [M, B, ...]: (sum, weight) of the first micro-batch [2], and of its halves [2, 2]."""
 
-    def loss(params: Params, batch: Batch) -> Any:
-        found: Loss = call_loss(job.plugin, job.context("train"), params, batch, jax.random.key(0), train=False)
+    def loss(variables: Variables, batch: Batch) -> Any:
+        ctx = variables.told(job.context("train"))
+        found: Loss = call_loss(job.plugin, ctx, variables.params, batch, jax.random.key(0), train=False)
         return jnp.stack([found.sum, found.weight])
 
     gathered = placement.gathering(loss)
@@ -106,9 +108,9 @@ def _whole_and_halves(job: Job, placement: Placement, shards: int) -> Callable[[
 
         return rows
 
-    def both(params: Params, batch: Batch) -> Any:
-        whole = gathered(params, jax.tree.map(lambda leaf: leaf[0], batch))
-        return whole, jnp.stack([gathered(params, jax.tree.map(half(number), batch)) for number in range(2)])
+    def both(variables: Variables, batch: Batch) -> Any:
+        whole = gathered(variables, jax.tree.map(lambda leaf: leaf[0], batch))
+        return whole, jnp.stack([gathered(variables, jax.tree.map(half(number), batch)) for number in range(2)])
 
     return both
 
