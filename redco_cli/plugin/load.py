@@ -20,6 +20,7 @@ import pydantic
 
 from redco_cli.errors import PluginError, Problem, RecipeError
 from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.importing import importing_from
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.schema import PluginSection, TrainSection
 from redco_cli.recipe.shipped import shipped_plugins
@@ -148,10 +149,8 @@ def _import_file(path: Path, where: str) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise PluginError(where, f"{path} is no Python file", "name a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:  # what lies beside it can be imported, as a script can, but hides nothing
-        sys.path.append(str(path.parent))
     sys.modules[name] = module  # dataclasses and pickled functions look their module up by name
-    with guarded(where, "importing the plugin", _relative(str(path))):
+    with importing_from(path.parent), guarded(where, "importing the plugin", _relative(str(path))):
         spec.loader.exec_module(module)
     return module
 
