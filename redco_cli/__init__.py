@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from redco_cli.exporting.export import Exported
     from redco_cli.models.resolve import load_model
     from redco_cli.planning.inspect import inspect_sharding
-    from redco_cli.run import evaluate, export, predict, predict_examples, train
+    from redco_cli.run import evaluate, predict, predict_examples, train
+    from redco_cli.trained import export
     from redco_cli.training.evaluate import EvalResult
     from redco_cli.training.outcome import TrainResult
 
@@ -42,7 +43,7 @@ _HOMES = {
     "TrainResult": "redco_cli.training.outcome",
     "EvalResult": "redco_cli.training.evaluate",
     "evaluate": "redco_cli.run",
-    "export": "redco_cli.run",
+    "export": "redco_cli.trained",
     "inspect_sharding": "redco_cli.planning.inspect",
     "predict": "redco_cli.run",
     "predict_examples": "redco_cli.run",

@@ -123,9 +123,9 @@ def export(
     from redco_cli.recipe.load import find_run
 
     load_recipe(find_run(target)[0], overrides or ())
-    from redco_cli.run import export as run_export
+    from redco_cli.trained import export as export_trained
 
-    exported = run_export(target, overrides or (), output=output, checkpoint=checkpoint, dtype=dtype)
+    exported = export_trained(target, overrides or (), output=output, checkpoint=checkpoint, dtype=dtype)
     document = {
         "directory": str(exported.directory),
         "files": [str(file.relative_to(exported.directory)) for file in exported.files],

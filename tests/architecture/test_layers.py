@@ -6,7 +6,7 @@ ROWS = [
     {"__main__"},
     {"cli"},
     {"reports"},
-    {"run", "shell", "launch"},
+    {"run", "trained", "shell", "launch"},
     {"planning"},  # rehearses what training does, with its timeline and its state
     {"training", "prediction", "exporting"},
     {"placement"},

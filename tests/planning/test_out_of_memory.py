@@ -15,7 +15,8 @@ from redco_cli.planning.arguments import parse_bytes
 from redco_cli.planning.choice import choose_placement
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.recipe.load import load_recipe
-from redco_cli.run import export, predict, train
+from redco_cli.run import predict, train
+from redco_cli.trained import export
 from redco_cli.training.records.observer import Observer
 
 RECIPE = """
@@ -244,7 +245,7 @@ def test_exports_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(*_: object, **__: object) -> None:
         raise raised.pop(0)
 
-    monkeypatch.setattr("redco_cli.run.export_model", failing)
+    monkeypatch.setattr("redco_cli.trained.export_model", failing)
     with pytest.raises(DeviceError) as error:
         export("one", output="exported")
     first, held, remedy = str(error.value).splitlines()

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from redco_cli.plugin.contract import IGNORED_LABEL, Context
 from redco_cli.plugin.parts import builtin
 from redco_cli.recipe.load import load_recipe
-from redco_cli.run import export, predict, train, validate
+from redco_cli.run import predict, train, validate
+from redco_cli.trained import export
 
 PROMPT = "{% if add_generation_prompt %}[assistant] {% endif %}"
 SIMPLE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}</s>{% endfor %}" + PROMPT
