@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
 from redco_cli.console import warn
+from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
 from redco_cli.data.examples import check_examples, is_indexed
 from redco_cli.data.places import place_of
@@ -24,7 +24,7 @@ from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
-from redco_cli.models.own_module import module_model
+from redco_cli.models.own_module import own_model
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, members_of
 from redco_cli.plugin.calls import call_collate, call_loss, call_predict, prove
@@ -32,6 +32,7 @@ from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Sta
 from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut
+from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import OtherModelSection, Recipe, SourceSection
@@ -61,6 +62,7 @@ class Job:
         tokenizer: its tokenizer or processor, or None.
         train_examples: a sequence, or an iterable of unknown length; None when not asked for.
         eval_examples: a sequence; None where there are none.
+        init_shapes: of the batch that the model is built with, or would be; None where nothing says so.
     """
 
     loaded: LoadedRecipe
@@ -69,6 +71,7 @@ class Job:
     tokenizer: Any
     train_examples: Any
     eval_examples: Any
+    init_shapes: Shapes | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -145,13 +148,17 @@ Given = Sequence[Example] | Callable[[LoadedPlugin], Sequence[Example]]
 """Examples, or what makes them once the plugin is known."""
 
 
-def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | None = None) -> Job:
+def prepare(
+    loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | None = None, init_shapes: Shapes | None = None
+) -> Job:
     """Finds plugin, tokenizer, model and data, and proves the plugin's functions on a real batch.
 
     Args:
         loaded: the recipe.
         stages: what the job is for; only the data and functions of these stages are looked at.
         given: examples to take as eval examples, instead of the recipe's.
+        init_shapes: what a checkpoint says of the batch that the plugin's own model is built with; without it,
+            `init_batch` says so, or else the first batch of the first stage.
 
     Raises:
         RedcoError: something is missing, malformed, or breaks the contract.
@@ -166,7 +173,7 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | Non
         raise RecipeError(loaded.where("model"), problem, "name a model, give a config, or define build_model(ctx)")
     model = resolve_model(section, where=loaded.where, remat=loaded.recipe.train.remat) if named else None
     tokenizer = load_tokenizer(section, where=loaded.where)
-    job = Job(loaded, plugin, model, tokenizer, None, None)
+    job = Job(loaded, plugin, model, tokenizer, None, None, init_shapes)
     if "train" in stages and plugin.run_fn is not None and loaded.recipe.eval.patience is not None:
         problem = f"{plugin.file} has a run_fn, which alone decides when its run ends"
         remedy = "leave it out, and let run_fn compare what run.evaluate() returns"
@@ -181,32 +188,38 @@ def prepare(loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | Non
     job = replace(job, eval_examples=_examples(job, "eval") if given is None else given)
     if job.eval_examples is None:
         _refuse_without_eval(loaded, stages)
-    built = _built_model(job, stages[0]) if job.model is None else job.model
-    job = replace(job, model=assembled(loaded.recipe, built, loaded.where))
-    prove_plugin(job, stages)
-    return job
+    if job.model is None:
+        job = _with_own_model(job, stages[0] if stages else "predict")
+    job = replace(job, model=assembled(loaded.recipe, job.model, loaded.where))
+    first = prove_plugin(job, stages)
+    return job if first is None or job.init_shapes is not None else replace(job, init_shapes=shapes_of(first))
 
 
-def prove_plugin(job: Job, stages: Sequence[Stage]) -> None:
+def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
     """Traces the plugin's functions over one real batch per stage, with abstract parameters.
+
+    Returns:
+        The first of these batches; None where no stage has examples.
 
     Raises:
         PluginError: a function raised, or returned something else than the contract says.
         RecipeError: evaluation will not give the metric that decides which checkpoint is best.
     """
+    first: Batch | None = None
     try:
         job.abstract.using(job.recipe.predict.use)
     except ValueError as error:
         remedy = "name what init_state returns by that name: parameters of the model"
         raise RecipeError(job.where("predict.use"), str(error), remedy) from None
     for stage in stages:
-        examples = job.train_examples if stage == "train" else job.eval_examples
-        if examples is None:
+        if (job.train_examples if stage == "train" else job.eval_examples) is None:
             continue
-        batch = _probe(job, examples, stage)
+        batch = first_batch(job, stage)
+        first = batch if first is None else first
         proved = prove(job.plugin, job.context(stage), job.abstract, batch, stage=stage)
         if stage == "eval" and "train" in stages:
             _check_best_metric(job, ["loss", *proved.metrics])
+    return first
 
 
 def _check_best_metric(job: Job, known: Sequence[str]) -> None:
@@ -221,10 +234,7 @@ def _check_best_metric(job: Job, known: Sequence[str]) -> None:
 
 def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
     """The collated first examples of a stage."""
-    return _probe(job, job.train_examples if stage == "train" else job.eval_examples, stage)
-
-
-def _probe(job: Job, examples: Any, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
+    examples = job.train_examples if stage == "train" else job.eval_examples
     probed = first_examples(examples, PROBED_EXAMPLES)
     return collated(job.collate(stage), probed, job.collate_place, functools.partial(place_of, examples))
 
@@ -279,24 +289,20 @@ def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
         raise DataError(loaded.where(f"eval.{asked[0]}"), "there is no eval data", remedy)
 
 
-def _built_model(job: Job, stage: Stage) -> Any:
-    where = f"{job.plugin.file}: build_model"
-    examples = job.train_examples if stage == "train" else job.eval_examples
-    assert job.plugin.build_model is not None
-    batch = _probe(job, examples, stage)
-    with guarded(where, "build_model", job.plugin.file):
-        built = job.plugin.build_model(job.context(stage))
-        modules = dict(built) if isinstance(built, Mapping) else {MAIN: built}
-        for name, module in modules.items():
-            if not isinstance(module, nn.Module) or not name.isidentifier():
-                problem = f"returned {built!r:.60}, which is no flax.linen.Module, and no dict of such by name"
-                raise PluginError(where, problem, "return an instance of one: return Net(...)")
-        keeps = job.plugin.init_state is not None
-        found = {
-            name: module_model(module, batch, where=where, seed=job.recipe.seed, keeps_state=keeps)
-            for name, module in modules.items()
-        }
-        return found if isinstance(built, Mapping) else found[MAIN]
+def _with_own_model(job: Job, stage: Stage) -> Job:
+    """The job with the plugin's own model: the same one from stored shapes as from the batch that they are of."""
+    shapes = job.init_shapes or _init_shapes(job, stage)
+    model = own_model(job.plugin, job.context(stage), batch_of(shapes, PROBED_EXAMPLES))
+    return replace(job, model=model, init_shapes=shapes)
+
+
+def _init_shapes(job: Job, stage: Stage) -> Shapes:
+    plugin, where = job.plugin, f"{job.plugin.file}: init_batch"
+    if plugin.init_batch is None:
+        return shapes_of(first_batch(job, stage))
+    with guarded(where, "init_batch", plugin.file):
+        batch = plugin.init_batch(job.context(stage))
+    return shapes_of(check_batch(batch, 1, where))
 
 
 def micro_batch_size(recipe: Recipe) -> int:

@@ -33,6 +33,7 @@ from redco_cli.training.outcome import TrainResult, finished
 from redco_cli.training.saving.initial import check_initial_params
 from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.resume import find_start, open_output
+from redco_cli.training.saving.stored import stored_shapes
 from redco_cli.training.session import open_run, plan_updates, saved_at_its_end
 from redco_cli.training.timeline import make_timeline
 
@@ -96,10 +97,12 @@ def evaluate(target: Name, overrides: Sequence[str] = (), *, checkpoint: str = "
     recipe, directory = find_run(target)
     loaded = load_recipe(recipe, overrides)
     enable_compilation_cache()
-    job = prepare(loaded, stages=stages_of(loaded.recipe)[1:])
+    directory = directory or Path(loaded.recipe.output_dir)
+    shapes = stored_shapes(loaded, directory, checkpoint)
+    job = prepare(loaded, stages=stages_of(loaded.recipe)[1:], init_shapes=shapes)
     placement, count = recipe_placement(job, read_evaluation), len(job.eval_examples)
     with explaining_out_of_memory(job, placement, "eval"), contextlib.ExitStack() as stack:
-        variables, origin = trained_variables(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        variables, origin = trained_variables(job, placement, directory, checkpoint)
         note(f"{count} examples, with the parameters of {origin}")
         progress = stack.enter_context(CountProgress("evaluating", count))
         step = compiled_evaluation(job, placement, progress.compiling)
@@ -151,7 +154,9 @@ def predict(
     file = Path(output) if output is not None else directory / "predictions" / f"{name}.jsonl"
     check_output(file, source)
     enable_compilation_cache()
-    job = prepare(loaded, stages=("predict",), given=given if source is None else read_jsonl(source))
+    given = given if source is None else read_jsonl(source)
+    shapes = stored_shapes(loaded, directory, checkpoint)
+    job = prepare(loaded, stages=("predict",), given=given, init_shapes=shapes)
     placement = recipe_placement(job, read_prediction)
     with explaining_out_of_memory(job, placement, "predict"):
         variables, origin = trained_variables(job, placement, directory, checkpoint)
@@ -182,15 +187,17 @@ def predict_examples(
     """
     recipe, directory = find_run(target)
     loaded = load_recipe(recipe, overrides)
+    directory = directory or Path(loaded.recipe.output_dir)
     enable_compilation_cache()
+    shapes = stored_shapes(loaded, directory, checkpoint)
     if isinstance(examples, str):
         with explaining_prompt():
-            job = prepare(loaded, stages=("predict",), given=prompt_example(examples))
+            job = prepare(loaded, stages=("predict",), given=prompt_example(examples), init_shapes=shapes)
     else:
-        job = prepare(loaded, stages=("predict",), given=examples)
+        job = prepare(loaded, stages=("predict",), given=examples, init_shapes=shapes)
     given, placement = job.eval_examples, recipe_placement(job, read_prediction)
     with explaining_out_of_memory(job, placement, "predict"):
-        variables, origin = trained_variables(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        variables, origin = trained_variables(job, placement, directory, checkpoint)
         note(f"with the parameters of {origin}")
         with CountProgress("predicting", len(given)) as progress:
             found = Predictor(job, placement, progress.compiling).all(variables, given, progress.update)

@@ -22,7 +22,7 @@ from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, shown
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import parameters_only, read
-from redco_cli.training.saving.parameters import trained_params
+from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.selection import own_checkpoints
 
 Name = str | os.PathLike[str]
@@ -63,13 +63,13 @@ def export(
     job = prepare(loaded, stages=(), given=())
     placement = _spread(job)
     with explaining_out_of_memory(job, placement, "export"):
-        params, origin = trained_params(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        variables, origin = trained_variables(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
         note(f"exporting the parameters of {origin}")
         source = None if section.name is None else checkpoint_directory(section, where=job.where)
         tokenizer = job.tokenizer if source is None or section.tokenizer is not None else None
         return export_model(
             job.model,
-            params,
+            variables.using(job.recipe.predict.use).params,
             Path(output),
             source=source,
             began_there=section.params is None,

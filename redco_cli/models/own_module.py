@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import flax.errors
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from redco_cli.errors import ModelError, PluginError
-from redco_cli.plugin.contract import Loss, Params
+from redco_cli.plugin.contract import Context, Loss, Params
+from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.load import LoadedPlugin
 from redco_cli.plugin.parts import next_token_loss
 
 _SWITCHES = ("train", "deterministic")
@@ -119,6 +122,32 @@ class ModuleModel:
         )
 
 
+def own_model(plugin: LoadedPlugin, ctx: Context, batch: Mapping[str, Any]) -> ModuleModel | dict[str, ModuleModel]:
+    """The model, or the models by name, that `build_model` of a plugin gives, for batches like this one.
+
+    Args:
+        plugin: it has a `build_model`.
+        ctx: what that is told.
+        batch: as for `module_model`.
+
+    Raises:
+        PluginError: `build_model` raised, or what it returned does not fit.
+    """
+    where, seed, keeps = f"{plugin.file}: build_model", ctx.recipe.seed, plugin.init_state is not None
+    assert plugin.build_model is not None
+    with guarded(where, "build_model", plugin.file):
+        built = plugin.build_model(ctx)
+        modules = dict(built) if isinstance(built, Mapping) else {"": built}
+        for module in modules.values():
+            if not isinstance(module, nn.Module):
+                problem = f"returned {built!r:.60}, which is no flax.linen.Module, nor a dict of such by name"
+                raise PluginError(where, problem, "return an instance of one: return Net(...)")
+        found = {
+            name: module_model(module, batch, where, seed=seed, keeps_state=keeps) for name, module in modules.items()
+        }
+        return found if isinstance(built, Mapping) else found[""]
+
+
 def module_model(
     module: Any, example_batch: Mapping[str, Any], where: str, *, seed: int = 0, keeps_state: bool = False
 ) -> ModuleModel:
@@ -167,7 +196,7 @@ def _init_inputs(module: Any, batch: Mapping[str, Any], where: str) -> dict[str,
         raise PluginError(
             where,
             f"{type(module).__name__}.__call__ takes {missing[0]}, but the batch has {', '.join(batch)}",
-            "give the parameters of __call__ the names that collate_fn gives its arrays",
+            "give the parameters of __call__ the names that collate_fn gives its arrays, or define init_batch",
         )
     return {name: jax.ShapeDtypeStruct(jnp.shape(batch[name]), batch[name].dtype) for name in names}
 

@@ -27,6 +27,7 @@ and, where needed:
     def metric_fn(ctx, examples, predictions): ... # all examples and predictions -> dict of floats
     def load_examples(ctx, split): ...             # "train" or "eval" -> sequence or iterable of dicts
     def build_model(ctx): ...                      # -> flax.linen.Module, when no named model is used
+    def init_batch(ctx): ...                       # -> a batch of one row, to build that module with
     def optimizer_fn(ctx, schedule): ...           # -> optax.GradientTransformation
     def init_state(ctx, params): ...               # -> pytree of arrays that are no parameters: ctx.state
     def update_state(ctx, state, params, stats): ... # -> the next one, after every update of the parameters
@@ -103,7 +104,7 @@ class Context:
     """What the functions of a plugin are told.
 
     Attributes:
-        model: a `plugin.model.Model`; None inside `build_model` and `load_examples` called before a model exists.
+        model: a `plugin.model.Model`; None inside `build_model`, `init_batch` and `load_examples` before there is one.
         models: all models of the run by name: `model`, those of `models` of the recipe, or what `build_model` returned.
             Where there are several, parameters are a mapping too: `params["teacher"]`.
         tokenizer: the model's tokenizer, or its processor (images, audio); None when there is none.
@@ -217,7 +218,15 @@ class Plugin(Protocol):
         ...
 
     def build_model(self, ctx: Context) -> Any:
-        """A `flax.linen.Module`, or several by name; the parameter names of `__call__` are looked up in the batch."""
+        """A `flax.linen.Module`, or several by name; what `__call__` takes is looked up in that of `init_batch`."""
+        ...
+
+    def init_batch(self, ctx: Context) -> Mapping[str, Any]:
+        """Numpy arrays by name, with leading dim 1, of which only the shapes count: what `build_model`'s module takes.
+
+        Without it, the module takes arrays of a training batch. Every checkpoint keeps the names, shapes and types, so
+        that prediction and export build the same module without training data.
+        """
         ...
 
     def optimizer_fn(self, ctx: Context, schedule: Any) -> Any:

@@ -35,6 +35,7 @@ OPTIONAL = {
     "metric_fn": ("ctx", "examples", "predictions"),
     "load_examples": ("ctx", "split"),
     "build_model": ("ctx",),
+    "init_batch": ("ctx",),
     "optimizer_fn": ("ctx", "schedule"),
     "init_state": ("ctx", "params"),
     "update_state": ("ctx", "state", "params", "stats"),
@@ -65,6 +66,7 @@ class LoadedPlugin:
     metric_fn: Callable[..., Any] | None = None
     load_examples: Callable[..., Any] | None = None
     build_model: Callable[..., Any] | None = None
+    init_batch: Callable[..., Any] | None = None
     optimizer_fn: Callable[..., Any] | None = None
     init_state: Callable[..., Any] | None = None
     update_state: Callable[..., Any] | None = None

@@ -29,7 +29,6 @@ from redco_cli.training.optimizer import with_schedules_of
 from redco_cli.training.patience import Patience
 from redco_cli.training.records.metrics import Meter
 from redco_cli.training.records.observer import Observer
-from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.outer_state import SavedOuterState
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.setup import Setup
@@ -221,9 +220,7 @@ class TrainingRun:
         with self._meter.paused():
             pending = known.pending == self._step
             metric = known.metric_at(self._step)
-            segments = [vars(one) for one in self._setup.timeline.segments]
-            told = (self._step, metric, known.best, pending, self._setup.resolved)
-            meta = Meta(*told, segments=segments, digests=self._setup.digests)
+            meta = replace(self._setup.meta, step=self._step, metric=metric, best=known.best, put_off=pending)
             self._setup.checkpoints.save(self._state, meta, outer, replace=changed)
             self._replaced, self._saved_digest = False, None if outer is None else outer.digest
 

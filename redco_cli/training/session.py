@@ -36,6 +36,7 @@ from redco_cli.training.records.sinks import open_sinks
 from redco_cli.training.saving.constant import digests, refuse_others
 from redco_cli.training.saving.extension import leave_behind
 from redco_cli.training.saving.initial import load_constants, load_initial_params
+from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.outer_state import OuterState
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.setup import Predict, Setup
@@ -144,8 +145,16 @@ def open_run(
             progress,
             predict,
             stop,
-            {**pinned.recipe.model_dump(mode="json"), "output_dir": str(start.directory)},
-            digests({name: state.frozen[name] for name in constant_of(job.model)}, placement.mesh),
+            Meta(
+                0,
+                None,
+                None,
+                False,
+                {**pinned.recipe.model_dump(mode="json"), "output_dir": str(start.directory)},
+                segments=[vars(one) for one in timeline.segments],
+                digests=digests({name: state.frozen[name] for name in constant_of(job.model)}, placement.mesh),
+                init_shapes=job.init_shapes,
+            ),
         )
         run = TrainingRun(setup, state, start, find_patience(start, job.recipe.eval))
         if job.plugin.run_fn is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.optimizer import Schedule
 from redco_cli.training.records.metrics import Recorder
 from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.meta import Meta
 from redco_cli.training.timeline import Timeline
 
 Predict = Callable[[Variables, Sequence[Example], Sequence[int]], list[Any]]
@@ -36,8 +37,7 @@ class Setup:
         progress: the live line.
         predict: variables and examples to predictions.
         stop: what a signal asked for.
-        resolved: the resolved recipe, its output_dir absolute, kept in every checkpoint.
-        digests: by name, of the parameters of the models that are never updated; kept there too.
+        meta: what every checkpoint says of the run, as of step 0.
     """
 
     job: Job
@@ -50,5 +50,4 @@ class Setup:
     progress: TrainProgress
     predict: Predict
     stop: StopRequest
-    resolved: Mapping[str, Any]
-    digests: Mapping[str, str]
+    meta: Meta

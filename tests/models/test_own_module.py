@@ -88,7 +88,7 @@ def test_dropout_is_active_in_training_only(module):
         (
             Wanting(),
             "Wanting.__call__ takes pixels, but the batch has image, label\n"
-            "  -> give the parameters of __call__ the names that collate_fn gives its arrays",
+            "  -> give the parameters of __call__ the names that collate_fn gives its arrays, or define init_batch",
         ),
         (
             Normed(),

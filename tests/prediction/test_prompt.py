@@ -27,7 +27,13 @@ output_dir: run
 """
 TWICE = "is given too, and the two exclude each other"
 ALL = "--show: --input - prints every prediction, unless there is an --output"
-PICTURES = "plugin: {module: image_classification}\noutput_dir: run\n"
+PICTURES = """
+plugin: {module: image_classification, options: {channels: 1}}
+train: {steps: 1}
+logging: {plot: false}
+mesh: {data: 1}
+output_dir: run
+"""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +130,10 @@ def test_refusals(here: Path, arguments: list[str], typed: str | None, code: int
 def test_a_plugin_that_reads_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(PICTURES)
-    done = CliRunner().invoke(app, ["predict", "r.yaml", "--prompt", "hey"])
+    command = ["predict", "r.yaml", "--prompt", "hey"]
+    assert CliRunner().invoke(app, command).stderr == "run: holds no checkpoint\n  -> train first: redco train\n"
+    train("r.yaml")
+    done = CliRunner().invoke(app, command)
     assert (done.exit_code, done.stdout, done.stderr) == (
         2,
         "",

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from redco_cli.plugin.shapes import Shapes
 from redco_cli.training.saving.ranking import Best
 
-_SINCE = frozenset({"outer", "segments", "skipped", "digests"})
+_SINCE = frozenset({"outer", "segments", "skipped", "digests", "init_shapes"})
 """What checkpoints of earlier versions do not say."""
 
 
@@ -27,6 +28,7 @@ class Meta:
         segments: `Timeline.segments` as plain data; None in checkpoints of earlier versions: what the recipe says.
         skipped: steps without an update until then.
         digests: by name, of the parameters of the models that are never updated.
+        init_shapes: of the batch that the model is built with, as `plugin.shapes` writes them.
     """
 
     step: int
@@ -39,6 +41,7 @@ class Meta:
     segments: Sequence[Mapping[str, int]] | None = None
     skipped: int = 0
     digests: Mapping[str, str] = field(default_factory=dict)
+    init_shapes: Shapes | None = None
 
 
 def read_meta(restored: Any, step: int) -> Meta:

@@ -1,0 +1,47 @@
+"""The shapes of the batch that a plugin's own model is built with, as checkpoints and exports keep them.
+
+A batch comes in, of `init_batch` or of the first training examples; plain data go out, without the batch dim, from
+which the model is built again where there is no such batch.
+
+>>> import numpy as np
+>>> shapes_of({"points": np.zeros((8, 2), np.float32)})
+{'points': {'shape': [2], 'dtype': 'float32'}}
+>>> batch_of(shapes_of({"points": np.zeros((8, 2), np.float32)}), 3)
+{'points': ShapeDtypeStruct(shape=(3, 2), dtype=float32)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Shapes = Mapping[str, Mapping[str, Any]]
+"""Name of an array to `{"shape": [...], "dtype": "float32"}`, the shape without the batch dim."""
+
+
+def shapes_of(batch: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The shapes of a batch of any size."""
+    return {
+        name: {"shape": [int(size) for size in leaf.shape[1:]], "dtype": jnp.dtype(leaf.dtype).name}
+        for name, leaf in batch.items()
+    }
+
+
+def batch_of(shapes: Shapes, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """An abstract batch of `rows` examples."""
+    return {name: jax.ShapeDtypeStruct((rows, *one["shape"]), jnp.dtype(one["dtype"])) for name, one in shapes.items()}
+
+
+def read_shapes(restored: Any) -> Shapes:
+    """Shapes that were written as JSON.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        return shapes_of(batch_of(restored, 1))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"no shapes of arrays by name: {error}") from None
