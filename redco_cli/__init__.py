@@ -16,10 +16,9 @@ from redco_cli.version import __version__
 
 if TYPE_CHECKING:
     from redco_cli.exporting.export import Exported
-    from redco_cli.models.resolve import load_model
     from redco_cli.planning.inspect import inspect_sharding
     from redco_cli.run import evaluate, predict, predict_examples, train
-    from redco_cli.trained import export
+    from redco_cli.trained import export, load_model
     from redco_cli.training.evaluate import EvalResult
     from redco_cli.training.outcome import TrainResult
 
@@ -39,7 +38,7 @@ __all__ = [
 
 _HOMES = {
     "Exported": "redco_cli.exporting.export",
-    "load_model": "redco_cli.models.resolve",
+    "load_model": "redco_cli.trained",
     "TrainResult": "redco_cli.training.outcome",
     "EvalResult": "redco_cli.training.evaluate",
     "evaluate": "redco_cli.run",

@@ -117,15 +117,16 @@ def export(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option("--dtype", help="Of all weights; default: those of model.name, else float32."),
     ] = None,
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Which one of several models.")] = "model",
     as_json: Json = False,
 ) -> None:
-    """Export a model to transformers and vLLM. The directory is proved by loading it again."""
+    """Export a model to transformers and vLLM, or one of `build_model` to `load_model`. Proved by loading it again."""
     from redco_cli.recipe.load import find_run
 
     load_recipe(find_run(target)[0], overrides or ())
     from redco_cli.trained import export as export_trained
 
-    exported = export_trained(target, overrides or (), output=output, checkpoint=checkpoint, dtype=dtype)
+    exported = export_trained(target, overrides or (), output=output, checkpoint=checkpoint, dtype=dtype, model=model)
     document = {
         "directory": str(exported.directory),
         "files": [str(file.relative_to(exported.directory)) for file in exported.files],

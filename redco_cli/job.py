@@ -6,12 +6,11 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from redco_cli.console import warn
 from redco_cli.data.batch import check_batch
@@ -36,7 +35,6 @@ from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import OtherModelSection, Recipe, SourceSection
-from redco_cli.runtime.mesh import check_divisible, data_shards
 
 
 class Collate(Protocol):
@@ -303,36 +301,3 @@ def _init_shapes(job: Job, stage: Stage) -> Shapes:
     with guarded(where, "init_batch", plugin.file):
         batch = plugin.init_batch(job.context(stage))
     return shapes_of(check_batch(batch, 1, where))
-
-
-def micro_batch_size(recipe: Recipe) -> int:
-    """Examples per forward and backward pass over all devices."""
-    micro = recipe.train.micro_batch_size
-    return recipe.train.global_batch_size if micro == "auto" else micro
-
-
-def check_sizes(job: Job, mesh: Mesh) -> None:
-    """Refuses batch sizes that the devices cannot share evenly, of every stage at once.
-
-    Raises:
-        DeviceError: naming the recipe key.
-    """
-    check_divisible(micro_batch_size(job.recipe), mesh, job.where("train.micro_batch_size"), "a micro-batch")
-    inference_batch_size(job, mesh, "eval")
-    inference_batch_size(job, mesh, "predict")
-
-
-def inference_batch_size(job: Job, mesh: Mesh, stage: Literal["eval", "predict"]) -> int:
-    """Examples per evaluation or prediction batch over all devices, a multiple of the data axis.
-
-    Raises:
-        DeviceError: the recipe gives a size that the devices cannot share evenly.
-    """
-    keys = ("eval.batch_size",) if stage == "eval" else ("predict.batch_size", "eval.batch_size")
-    for key in keys:
-        size = getattr(job.recipe, key.split(".")[0]).batch_size
-        if size != "auto":
-            check_divisible(size, mesh, job.where(key), key)
-            return int(size)
-    shards = data_shards(mesh)
-    return -(-micro_batch_size(job.recipe) // shards) * shards

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from redco_cli.job import Job, first_batch, micro_batch_size
+from redco_cli.batch_sizes import micro_batch_size
+from redco_cli.job import Job, first_batch
 from redco_cli.plugin.contract import Batch, Loss, Params, Stage
 from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import Recipe

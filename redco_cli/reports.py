@@ -136,14 +136,13 @@ def show_training(outcome: TrainResult, as_json: bool) -> None:
 
 def _what_is_next(outcome: TrainResult) -> dict[str, str]:
     """Commands for what can be done with a finished run."""
-    run = shown(outcome.output_dir)
-    recipe = outcome.output_dir / RESOLVED_NAME
-    commands = {"train longer": f"redco train {run} train.steps=N", "predict": f"redco predict {run}"}
-    model = load_recipe(recipe).recipe.model if recipe.is_file() else None
-    if model is not None and (model.name is not None or model.config is not None):
-        commands["export"] = f"redco export {run} --output DIR"
-    more = f"redco train {shown(recipe)} model.params={run} output_dir=NEW train.steps=N"
-    return {**commands, "train on from its parameters": more}
+    run, recipe = shown(outcome.output_dir), shown(outcome.output_dir / RESOLVED_NAME)
+    return {
+        "train longer": f"redco train {run} train.steps=N",
+        "predict": f"redco predict {run}",
+        "export": f"redco export {run} --output DIR",
+        "train on from its parameters": f"redco train {recipe} model.params={run} output_dir=NEW train.steps=N",
+    }
 
 
 def show_runs(runs: Sequence[RunSummary], as_json: bool) -> None:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from redco_cli.batch_sizes import check_sizes
 from redco_cli.console import CountProgress, TrainProgress, note
 from redco_cli.data.jsonl import read_jsonl
-from redco_cli.job import check_sizes, prepare, stages_of
+from redco_cli.job import prepare, stages_of
 from redco_cli.placement import read_evaluation, read_loss, read_prediction
 from redco_cli.planning.choice import choose_placement, recipe_placement
 from redco_cli.planning.out_of_memory import explaining_out_of_memory

@@ -1,31 +1,134 @@
-"""Trained models for other tools: `export`."""
+"""Trained models for use elsewhere: `load_model` for Python, and `export` for other tools."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
+from jax.sharding import Mesh
 
 from redco_cli.console import note
-from redco_cli.errors import ModelError, StorageError
+from redco_cli.errors import ModelError, PluginError, StorageError, UsageError
 from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, export_model
+from redco_cli.exporting.own_module import export_own_module, is_own_module, read_own_module
 from redco_cli.job import Job, prepare
-from redco_cli.models.example_inputs import example_inputs, example_loss
+from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
+from redco_cli.models.own_module import ModuleModel
+from redco_cli.models.resolve import load_named_model, model_shardings, resolve_model
+from redco_cli.models.several import MAIN, Models, members_of, section_of
 from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.placement import Placement, place
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
+from redco_cli.plugin.contract import Params
+from redco_cli.plugin.shapes import Shapes
 from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, shown
+from redco_cli.recipe.schema import ModelSection
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import parameters_only, read
 from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.selection import own_checkpoints
+from redco_cli.training.saving.stored import StoredModel, is_run, stored_model, stored_shapes
 
 Name = str | os.PathLike[str]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+def load_model(
+    name_or_path: Name,
+    *,
+    mesh: Mesh | None = None,
+    dtype: Dtype | None = None,
+    implementation: Literal["auto", "hf_flax", "decoder"] = "auto",
+    model: str = MAIN,
+) -> tuple[AnyModel, Params]:
+    """A model with its parameters, for use from Python: trained by redco, exported by it, or saved by others.
+
+    A run whose model is its plugin's own runs that plugin's code, and so does what was exported from it.
+
+    Args:
+        name_or_path: the output directory of a run, of which the newest whole checkpoint counts; one
+            `checkpoint-<step>` in it; what `redco export` wrote; a hub id; or a local directory with `config.json`.
+        mesh: devices that share the parameters: split as the derived plan says where its axes are among `data`, `fsdp`
+            and `tensor`, else whole on each. None for the first device alone.
+        dtype: compute type. Default: of a run what its recipe says, else float32. Parameters are float32.
+        implementation: which code runs the model; `auto` is for a run what its recipe says.
+        model: which one of a run that trains several.
+
+    Returns:
+        The model and its parameters: `model(params, input_ids)`, `model.generate(params, input_ids)`; of a plugin's own
+        module `model(params, ...)`, with what its `__call__` takes.
+
+    Raises:
+        ModelError: there is no such model, or it cannot be loaded as it is.
+        StorageError: a run has no checkpoint that is whole.
+        PluginError: the plugin of a run is gone, or fails.
+        DeviceError: the parameters cannot be split over the mesh.
+    """
+    path = Path(name_or_path)
+
+    def where(key: str) -> str:
+        return f"load_model({os.fspath(name_or_path)!r}): {key}"
+
+    if is_own_module(path):
+        overrides = [] if dtype is None else [f"model.dtype={dtype}"]
+        return read_own_module(path, lambda model: model_shardings(model, mesh, where), overrides)
+    if is_run(path) and not (path / "config.json").is_file():
+        stored = stored_model(path)
+        changed = {"dtype": dtype, "implementation": None if implementation == "auto" else implementation}
+        section = stored.loaded.recipe.model.model_copy(update={key: one for key, one in changed.items() if one})
+        recipe = stored.loaded.recipe.model_copy(update={"model": section})
+        return _from_run(replace(stored, loaded=replace(stored.loaded, recipe=recipe)), mesh, model)
+    section = ModelSection(name=os.fspath(name_or_path), dtype=dtype or "float32", implementation=implementation)
+    return load_named_model(section, mesh, where)
+
+
+def _from_run(stored: StoredModel, mesh: Mesh | None, name: str) -> tuple[AnyModel, Params]:
+    loaded = stored.loaded
+    if name in loaded.recipe.models and loaded.recipe.models[name].frozen:
+        problem = f"{name} was never updated, and is in no checkpoint"
+        raise ModelError(loaded.where(f"models.{name}"), problem, "load it from where it is from")
+    if name == MAIN and _is_named(loaded):
+        model: AnyModel = resolve_model(loaded.recipe.model, where=loaded.where)
+    elif _is_named(loaded):
+        model = _member(prepare(loaded, stages=(), given=()).model, name, "load_model")
+    else:
+        module = loaded.recipe.plugin.module
+        if os.path.isabs(module) and not os.path.isfile(module):
+            problem = f"the plugin that builds this model, {module}, is gone"
+            remedy = (
+                "put it back there; or export the run where it still is (redco export RUN --output DIR), and load that"
+            )
+            raise PluginError(loaded.where("plugin.module"), problem, remedy)
+        model = _member(_own_job(loaded, stored.init_shapes).model, name, "load_model")
+    places = model_shardings(model, mesh, loaded.where)
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), model.abstract, places
+    )
+    return model, stored.checkpoints.restore_params(stored.step, abstract, name)
+
+
+def _member(model: Any, name: str, where: str) -> AnyModel:
+    """One of the models of a run."""
+    members = members_of(model)
+    if name not in members:
+        raise UsageError(where, f"the run has no model {name}", f"it has {', '.join(members)}: give model one of them")
+    found: AnyModel = members[name]
+    return found
+
+
+def _is_named(loaded: LoadedRecipe) -> bool:
+    return loaded.recipe.model.name is not None or loaded.recipe.model.config is not None
+
+
+def _own_job(loaded: LoadedRecipe, shapes: Shapes | None) -> Job:
+    """A job for its model alone; where no checkpoint says how that is built, training data do."""
+    return prepare(loaded, stages=("train",) if shapes is None else (), given=(), init_shapes=shapes)
 
 
 def export(
@@ -34,10 +137,12 @@ def export(
     *,
     output: Name,
     checkpoint: str = "last",
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    dtype: Dtype | None = None,
+    model: str = MAIN,
 ) -> Exported:
     """Writes a trained model as a directory that transformers and vLLM load, and proves it by loading it again.
 
+    The model of a plugin's `build_model` becomes a directory that `load_model` reads; see `exporting.own_module`.
     Needs no data. Whatever the recipe's mesh, one device holds the parameters where there is room, else all share them.
 
     Args:
@@ -47,6 +152,7 @@ def export(
         output: a new or empty directory.
         checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
         dtype: of all weights; default: of each what it has in `model.name`, else float32.
+        model: which one of a run that trains several.
 
     Returns:
         What was written, and how far its logits are from those of the model.
@@ -56,20 +162,28 @@ def export(
     """
     recipe, directory = find_run(target)
     loaded = load_recipe(recipe, overrides)
-    section = loaded.recipe.model
     check_place(Path(output).absolute())
-    _check_exportable(loaded, directory, checkpoint)
+    _check_trained(loaded, directory, checkpoint)
+    directory = directory or Path(loaded.recipe.output_dir)
     enable_compilation_cache()
-    job = prepare(loaded, stages=(), given=())
+    if _is_named(loaded):
+        job = prepare(loaded, stages=(), given=())
+    else:
+        job = _own_job(loaded, stored_shapes(loaded, directory, checkpoint))
+    chosen, section = _member(job.model, model, "--model"), section_of(loaded.recipe, model)
     placement = _spread(job)
     with explaining_out_of_memory(job, placement, "export"):
-        variables, origin = trained_variables(job, placement, directory or Path(loaded.recipe.output_dir), checkpoint)
+        variables, origin = trained_variables(job, placement, directory, checkpoint)
         note(f"exporting the parameters of {origin}")
+        params = variables.using(job.recipe.predict.use).params
+        params = params[model] if isinstance(job.model, Models) else params
+        if isinstance(chosen, ModuleModel):
+            return export_own_module(job, model, params, Path(output), dtype)
         source = None if section.name is None else checkpoint_directory(section, where=job.where)
         tokenizer = job.tokenizer if source is None or section.tokenizer is not None else None
         return export_model(
-            job.model,
-            variables.using(job.recipe.predict.use).params,
+            chosen,
+            params,
             Path(output),
             source=source,
             began_there=section.params is None,
@@ -78,18 +192,10 @@ def export(
         )
 
 
-def _check_exportable(loaded: LoadedRecipe, directory: Path | None, checkpoint: str) -> None:
-    """Refuses a model that only its plugin knows, and a run that has not been trained."""
-    section = loaded.recipe.model
-    if section.name is None and section.config is None:
-        problem = "the model is the plugin's own (build_model), which transformers does not know"
-        raise ModelError(loaded.where("model"), problem, "only models of model.name or model.config can be exported")
-    if (
-        directory is not None
-        and checkpoint == "last"
-        and not own_checkpoints(directory.resolve(), loaded.recipe).steps()
-    ):
-        raise StorageError(shown(directory), "holds no checkpoint", "train first: redco train")
+def _check_trained(loaded: LoadedRecipe, run: Path | None, checkpoint: str) -> None:
+    """Refuses a run that has not been trained, before anything is built."""
+    if run is not None and checkpoint == "last" and not own_checkpoints(run.resolve(), loaded.recipe).steps():
+        raise StorageError(shown(run), "holds no checkpoint", "train first: redco train")
 
 
 def _spread(job: Job) -> Placement:
@@ -98,8 +204,8 @@ def _spread(job: Job) -> Placement:
     needed = SETS_AT_ONCE * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(job.model.abstract))
     if jax.process_count() == 1 and (memory is None or needed <= memory):
         count = 1
-    inputs = example_inputs(job.model, count)
     reading = parameters_only(job.model.abstract)
-    if count > 1:
+    if count > 1 and not isinstance(job.model, Models):
+        inputs = example_inputs(job.model, count)
         reading = read(lambda params, batch: example_loss(job.model, params, batch), job.model.abstract, inputs)
     return place(job, reading, {DATA: 1, FSDP: count, TENSOR: 1})

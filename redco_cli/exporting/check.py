@@ -15,6 +15,7 @@ from redco_cli.errors import ModelError, StorageError
 from redco_cli.exporting.tensors import Model, Tensor
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.example_inputs import example_inputs
+from redco_cli.models.own_module import ModuleModel
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.weights.load import load_params
 from redco_cli.plugin.contract import Params
@@ -44,9 +45,7 @@ def difference_of(model: Model, params: Params, tensors: Sequence[Tensor], direc
         ModelError: it is larger than `TOLERANCE`, or the directory cannot be loaded.
         StorageError: a process does not see the directory.
     """
-    if jax.process_count() > 1 and not np.all(multihost_utils.process_allgather(np.asarray(directory.is_dir()))):
-        problem = "the directory is not seen by all processes"
-        raise StorageError(str(directory), problem, "choose one on a file system that they share")
+    check_shared(directory)
     is_decoder = isinstance(model, DecoderModel)
     compute = jnp.dtype(model.module.dtype if isinstance(model, DecoderModel) else model.flax.dtype).name
     section = ModelSection.model_validate(
@@ -58,12 +57,11 @@ def difference_of(model: Model, params: Params, tensors: Sequence[Tensor], direc
         }
     )
     loaded = resolve_model(section, where=lambda key: f"{directory}: {key}")
-    written = {tensor.dtype for tensor in tensors}
-    narrowest = next((name for name in _NARROW if name in written), None)
-    outputs = _outputs(model, _rounded(params, narrowest))
+    narrowest = narrowest_of(tensors)
+    outputs = outputs_of(model, rounded(params, narrowest))
     shardings = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), params)
     again = load_params(loaded, directory, shardings).params
-    found = _outputs(loaded, _rounded(again, narrowest if len(written) > 1 else None))
+    found = outputs_of(loaded, rounded(again, narrowest if is_mixed(tensors) else None))
     difference = max(float(np.abs(one - other).max()) for one, other in zip(outputs, found, strict=True))
     if not difference <= TOLERANCE:
         raise ModelError(
@@ -74,12 +72,34 @@ def difference_of(model: Model, params: Params, tensors: Sequence[Tensor], direc
     return difference
 
 
-def _outputs(model: Model, params: Params) -> list[np.ndarray[Any, Any]]:
-    """What the head gives for made-up inputs, as float32."""
+def check_shared(directory: Path) -> None:
+    """Refuses a directory that not every process sees.
+
+    Raises:
+        StorageError: one does not.
+    """
+    if jax.process_count() > 1 and not np.all(multihost_utils.process_allgather(np.asarray(directory.is_dir()))):
+        problem = "the directory is not seen by all processes"
+        raise StorageError(str(directory), problem, "choose one on a file system that they share")
+
+
+def narrowest_of(tensors: Sequence[Tensor]) -> str | None:
+    """The narrowest type among tensors, where it is narrower than that of parameters."""
+    written = {tensor.dtype for tensor in tensors}
+    return next((name for name in _NARROW if name in written), None)
+
+
+def is_mixed(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors have several types: then some of what is loaded is finer than the narrowest."""
+    return len({tensor.dtype for tensor in tensors}) > 1
+
+
+def outputs_of(model: Model | ModuleModel, params: Params) -> list[np.ndarray[Any, Any]]:
+    """What a model gives for made-up inputs, as float32; nothing of it is complex."""
 
     def run(params: Params, inputs: Any) -> list[Any]:
-        leaves = jax.tree.leaves(model(params, **inputs))
-        return [leaf.astype(jnp.float32) for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+        leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(model(params, **inputs))]
+        return [leaf.astype(jnp.float32) for leaf in leaves if not jnp.issubdtype(leaf.dtype, jnp.complexfloating)]
 
     outputs = jax.jit(run)(params, example_inputs(model, 1))
     return [
@@ -88,7 +108,7 @@ def _outputs(model: Model, params: Params) -> list[np.ndarray[Any, Any]]:
     ]
 
 
-def _rounded(params: Params, dtype: str | None) -> Params:
+def rounded(params: Params, dtype: str | None) -> Params:
     """Parameters that this type can hold, still float32. Not under `jit`: a compiler may leave out such casts."""
     if dtype is None:
         return params

@@ -1,4 +1,4 @@
-"""A trained model as a directory that transformers and vLLM load, proved by loading it again.
+"""A trained model as a directory that others load, proved by loading it again.
 
 It is made beside its place and moved there when it is whole and has given the same logits: what is at its place is
 never half a model.
@@ -7,9 +7,10 @@ never half a model.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -38,7 +39,7 @@ class Exported:
         directory: where.
         files: in it, sorted.
         nbytes: of the tensors.
-        difference: the largest between logits of the model and of what was loaded from `directory`, both with
+        difference: the largest between outputs of the model and of what was loaded from `directory`, both with
             parameters rounded to the type that was written.
     """
 
@@ -83,17 +84,45 @@ def export_model(
     stored = open_checkpoint(source) if source is not None and (began_there or has_weights(source)) else None
     _check_params(model, params, directory)
     tensors = tensors_of(model, params, stored, dtype)
+
+    def describe(partial: Path) -> None:
+        write_config(model, tensors, partial)
+        write_generation_config(model, source, partial)
+        write_tokenizer(tokenizer, source, partial)
+
+    return write_whole(tensors, directory, "pt", describe, lambda made: difference_of(model, params, tensors, made))
+
+
+def write_whole(
+    tensors: Sequence[Tensor],
+    directory: Path,
+    names: Literal["pt", "flax"],
+    describe: Callable[[Path], None],
+    compare: Callable[[Path], float],
+) -> Exported:
+    """Makes a model beside its place, and moves it there when it is whole and proved.
+
+    Args:
+        tensors: all of its own.
+        directory: a new or empty one; absolute.
+        names: whose names and layouts the tensors have.
+        describe: writes the other files; the first process calls it.
+        compare: raises where what was made is not the model, else says how far it is from it. All processes call it.
+
+    Raises:
+        StorageError: the directory is not empty, or cannot be written.
+    """
     partial = directory.parent / f".{directory.name}.partial"
     writing = jax.process_index() == 0
     _together(_prepare(directory, partial, tensors) if writing else None, directory)
     try:
         with CountProgress("writing", len(tensors), unit="tensors") as progress:
-            failure = write_weights(tensors, partial if writing else None, progress.update)
+            failure = write_weights(tensors, partial if writing else None, progress.update, names)
         if writing and failure is None:
-            failure = _write_rest(model, tensors, partial, source, tokenizer)
+            failure = _failure_of(lambda: describe(partial))
         _together(failure, directory)
-        difference = difference_of(model, params, tensors, partial)
-        _together(_move(partial, directory) if writing else None, directory)
+        difference = compare(partial)
+        _together(_failure_of(lambda: partial.rename(directory)) if writing else None, directory)
     finally:
         if writing:
             shutil.rmtree(partial, ignore_errors=True)
@@ -131,7 +160,7 @@ def _check_params(model: Model, params: Params, directory: Path) -> None:
         )
 
 
-def _prepare(directory: Path, partial: Path, tensors: list[Tensor]) -> Exception | None:
+def _prepare(directory: Path, partial: Path, tensors: Sequence[Tensor]) -> Exception | None:
     """Makes the directory that is written to; returns why that cannot be."""
     try:
         check_place(directory)
@@ -148,21 +177,10 @@ def _prepare(directory: Path, partial: Path, tensors: list[Tensor]) -> Exception
     return None
 
 
-def _write_rest(
-    model: Model, tensors: list[Tensor], partial: Path, source: Path | None, tokenizer: Any
-) -> OSError | None:
+def _failure_of(write: Callable[[], Any]) -> OSError | None:
+    """Why something cannot be written; None when it is."""
     try:
-        write_config(model, tensors, partial)
-        write_generation_config(model, source, partial)
-        write_tokenizer(tokenizer, source, partial)
-    except OSError as error:
-        return error
-    return None
-
-
-def _move(partial: Path, directory: Path) -> OSError | None:
-    try:
-        partial.rename(directory)
+        write()
     except OSError as error:
         return error
     return None

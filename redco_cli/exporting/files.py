@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,7 +22,9 @@ from redco_cli.models.weights.files import DTYPES, INDEX, SAFETENSORS, Array
 
 SHARD_BYTES = 5 * 10**9
 """The most bytes of tensors in one file, where a tensor is not larger."""
-_CODES = {numpy: code for code, numpy in DTYPES.items()}
+_CODES = {numpy: code for code, numpy in DTYPES.items()} | {"bool": "BOOL"}
+WRITTEN = frozenset(_CODES)
+"""The types of tensors that can be written, by numpy's names."""
 _TOKENIZER = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -40,13 +42,16 @@ _TOKENIZER = (
 _TEMPLATES = "additional_chat_templates"
 
 
-def write_weights(tensors: Sequence[Tensor], directory: Path | None, told: Callable[[int], None]) -> OSError | None:
+def write_weights(
+    tensors: Sequence[Tensor], directory: Path | None, told: Callable[[int], None], names: Literal["pt", "flax"]
+) -> OSError | None:
     """Writes tensors as they are fetched.
 
     Args:
         tensors: with names of their own.
         directory: an empty one; None for a process that only takes part in fetching.
         told: called with the number of tensors fetched so far, after each.
+        names: whose names and layouts they have.
 
     Returns:
         Why it could not be written; all tensors have been fetched all the same, so that no process waits for this one.
@@ -58,7 +63,7 @@ def write_weights(tensors: Sequence[Tensor], directory: Path | None, told: Calla
         fetched = _fetched(members, counter, told)
         try:
             if directory is not None and failure is None:
-                _write_file(directory / name, members, fetched)
+                _write_file(directory / name, members, fetched, names)
         except OSError as error:
             failure = error
         for _ in fetched:  # what could not be written
@@ -93,9 +98,9 @@ def _files(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:
     return {f"model-{number:05d}-of-{len(shards):05d}.safetensors": one for number, one in enumerate(shards, start=1)}
 
 
-def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array]) -> None:
+def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array], names: str) -> None:
     """One safetensors file: the size of the header, the header, and the tensors one after another."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": names}}
     end = 0
     for tensor in tensors:
         start, end = end, end + tensor.nbytes

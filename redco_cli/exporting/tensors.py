@@ -33,7 +33,7 @@ class Tensor:
     """A tensor to be written.
 
     Attributes:
-        name: PyTorch's.
+        name: PyTorch's; of a plugin's own model the path of the parameter.
         dtype: numpy's name of the type that it is written in.
         shape: of the tensor.
         fetch: its values, contiguous and of that type. With several processes all must call it, in the same order.
@@ -64,6 +64,17 @@ def tensors_of(model: Model, params: Params, stored: Checkpoint | None, dtype: s
     if isinstance(model, DecoderModel):
         return _decoder_tensors(model, flat, stored, dtype)
     return _flax_tensors(model, flat, stored, dtype)
+
+
+def parameter_tensors(params: Params, dtype: str | None) -> list[Tensor]:
+    """Every parameter under its own path (`hidden/kernel`), as it lies in memory.
+
+    Args:
+        params: of any model.
+        dtype: of those of floating point; None for that of each.
+    """
+    flat = flatten_dict(params, sep="/")
+    return [_from_leaf(path, None, leaf, dtype or str(leaf.dtype)) for path, leaf in flat.items()]
 
 
 def usual_dtype(tensors: Sequence[Tensor]) -> str:

@@ -12,14 +12,24 @@ from redco_cli.models.config.tasks import TO_SEQUENCE
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.flax.limits import sequence_limit
 from redco_cli.models.flax.model import HfFlaxModel
+from redco_cli.models.own_module import ModuleModel
 from redco_cli.plugin.contract import Params
 
 _TOKENS = 16
 
 
-def example_inputs(model: HfFlaxModel | DecoderModel, rows: int) -> dict[str, np.ndarray[Any, Any]]:
-    """A batch of `rows` examples, the same each time, by the names of the model's inputs."""
+AnyModel = HfFlaxModel | DecoderModel | ModuleModel
+"""Named, or a plugin's own."""
+
+
+def example_inputs(model: AnyModel, rows: int) -> dict[str, np.ndarray[Any, Any]]:
+    """A batch of `rows` examples, the same each time, by the names of the model's inputs.
+
+    Whole numbers for a plugin's own model are 0 and 1: nobody says how many it knows.
+    """
     rng = np.random.default_rng(0)
+    if isinstance(model, ModuleModel):
+        return {name: _made_up((rows, *one.shape[1:]), one.dtype, rng) for name, one in model.example.items()}
     config, task = model.config, model.task
     inputs: dict[str, np.ndarray[Any, Any]] = {}
     if task in ("image_classification", "vision_to_sequence", "clip"):
@@ -36,7 +46,7 @@ def example_inputs(model: HfFlaxModel | DecoderModel, rows: int) -> dict[str, np
     return inputs
 
 
-def example_loss(model: HfFlaxModel | DecoderModel, params: Params, inputs: Any) -> Any:
+def example_loss(model: AnyModel, params: Params, inputs: Any) -> Any:
     """A scalar that depends on all parameters: the loss of the next token for a decoder, else the mean square of what
     the head gives.
     """
@@ -47,6 +57,12 @@ def example_loss(model: HfFlaxModel | DecoderModel, params: Params, inputs: Any)
     outputs = model(params, **inputs)
     arrays = [leaf for leaf in jax.tree.leaves(outputs) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     return sum((jnp.square(leaf.astype(jnp.float32)).mean() for leaf in arrays), jnp.float32(0))
+
+
+def _made_up(shape: tuple[int, ...], dtype: Any, rng: Any) -> np.ndarray[Any, Any]:
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    values: np.ndarray[Any, Any] = rng.normal(size=shape) if floating else rng.integers(0, 2, shape)
+    return values.astype(dtype)
 
 
 def _tokens(model: HfFlaxModel | DecoderModel, name: str, rows: int, rng: Any) -> np.ndarray[Any, Any]:

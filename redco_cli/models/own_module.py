@@ -30,6 +30,7 @@ class ModuleModel:
         where: the place for errors.
         abstract: the parameters as a nested dict of `jax.ShapeDtypeStruct`.
         seed: of its first variables that are no parameters.
+        collections: names of those, such as `batch_stats`.
         example: name to abstract array: the inputs that `init` applies the module to.
         config: None; named models have one.
         task: None likewise.
@@ -41,6 +42,7 @@ class ModuleModel:
     example: Mapping[str, Any] = field(repr=False)
     abstract: Params = field(repr=False)
     seed: int = 0
+    collections: tuple[str, ...] = ()
     config: None = None
     task: None = None
     frozen: tuple[str, ...] = ()
@@ -183,7 +185,8 @@ def module_model(
             "keep them: define init_state(ctx, params) that returns ctx.model.init_variables(), and update_state;"
             " or use layers without state, such as GroupNorm or LayerNorm instead of BatchNorm",
         )
-    return ModuleModel(module=module, where=where, example=example, abstract=variables.get("params", {}), seed=seed)
+    abstract = variables.get("params", {})
+    return ModuleModel(module, where, example, abstract, seed=seed, collections=tuple(others))
 
 
 def _init_inputs(module: Any, batch: Mapping[str, Any], where: str) -> dict[str, jax.ShapeDtypeStruct]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
@@ -12,7 +12,7 @@ from redco_cli.errors import ModelError
 from redco_cli.models.config.read import local_directory, read_config
 from redco_cli.models.config.tasks import GENERATING, choose_task, flax_class_names
 from redco_cli.models.decoder.model import DecoderModel, build_decoder
-from redco_cli.models.example_inputs import example_inputs, example_loss
+from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
 from redco_cli.models.families.registry import family_of
 from redco_cli.models.flax.model import HfFlaxModel, build_model
 from redco_cli.models.flax.refusals import refuse_unsupported
@@ -137,42 +137,32 @@ def _generation_config(section: ModelSection) -> Any:
         return None
 
 
-def load_model(
-    name_or_path: str,
-    *,
-    mesh: Mesh | None = None,
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
-    implementation: Literal["auto", "hf_flax", "decoder"] = "auto",
+def load_named_model(
+    section: ModelSection, mesh: Mesh | None, where: Callable[[str], str]
 ) -> tuple[HfFlaxModel | DecoderModel, Params]:
-    """A saved model with its parameters, for use from Python.
-
-    Args:
-        name_or_path: hub id, or a local directory with `config.json`.
-        mesh: devices that share the parameters: split as the derived plan says where its axes are among `data`, `fsdp`
-            and `tensor`, else whole on each. None for the first device alone.
-        dtype: compute type, float32 by default; parameters are float32.
-        implementation: which code runs the model.
-
-    Returns:
-        The model and its parameters: `model(params, input_ids)`, `model.generate(params, input_ids)`.
+    """A saved model of a hub or a directory, with its parameters; see `redco_cli.trained.load_model`.
 
     Raises:
         ModelError: there is no such model, or it cannot be loaded as it is.
         DeviceError: its parameters cannot be split over the mesh.
     """
-    section = ModelSection(name=name_or_path, dtype=dtype or "float32", implementation=implementation)
-
-    def where(key: str) -> str:
-        return f"load_model({name_or_path!r}): {key}"
-
     model = resolve_model(section, where=where)
     directory = checkpoint_directory(section, where=where)
     check_checkpoint(model, directory)
-    return model, load_params(model, directory, _shardings(model, mesh, where)).params
+    return model, load_params(model, directory, model_shardings(model, mesh, where)).params
 
 
-def _shardings(model: HfFlaxModel | DecoderModel, mesh: Mesh | None, where: Callable[[str], str]) -> Params:
-    """A sharding for each parameter."""
+def model_shardings(model: AnyModel, mesh: Mesh | None, where: Callable[[str], str]) -> Params:
+    """Where each parameter of a model lives that is loaded for use from Python: a sharding for each.
+
+    Args:
+        model: any; its parameters are abstract.
+        mesh: as for `redco_cli.trained.load_model`.
+        where: dotted recipe key to its place.
+
+    Raises:
+        DeviceError: the parameters cannot be split over the mesh.
+    """
     if mesh is None:
         one = SingleDeviceSharding(jax.local_devices()[0])
         return jax.tree.map(lambda _: one, model.abstract)

@@ -14,10 +14,11 @@ from typing import Any, Literal
 
 import jax
 
+from redco_cli.batch_sizes import inference_batch_size, micro_batch_size
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError, RedcoError
 from redco_cli.exporting.export import SETS_AT_ONCE
-from redco_cli.job import Job, inference_batch_size, micro_batch_size, prepare
+from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.options import Devices, Option, Planner

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.data.collate import collated
 from redco_cli.data.places import Locate, place_of
 from redco_cli.errors import DataError
-from redco_cli.job import Job, first_examples, micro_batch_size
+from redco_cli.job import Job, first_examples
 from redco_cli.plugin.calls import describe
 from redco_cli.plugin.contract import IGNORED_LABEL, Stage
 from redco_cli.row_notes import NOTHING_REMEDY, Notes, RowCounts

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.errors import ModelError, UsageError
-from redco_cli.job import Job, micro_batch_size, prepare
+from redco_cli.job import Job, prepare
 from redco_cli.models.config.read import read_config
 from redco_cli.models.config.tasks import TO_SEQUENCE
 from redco_cli.models.presets import close_presets, preset

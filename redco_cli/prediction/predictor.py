@@ -10,9 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from redco_cli.batch_sizes import inference_batch_size
 from redco_cli.console import warn
 from redco_cli.data.loader import predict_batches
-from redco_cli.job import Job, inference_batch_size
+from redco_cli.job import Job
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output
 from redco_cli.plugin.contract import Example

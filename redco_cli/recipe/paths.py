@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.schema import ModelSection, SourceSection
+from redco_cli.recipe.schema import ModelSection, Recipe, SourceSection
 
 Model = TypeVar("Model", bound=ModelSection)
 
@@ -81,12 +81,53 @@ def moved(before: Mapping[str, Any], directory: Path, now: Mapping[str, Any]) ->
         directory: where its output directory is now; absolute.
         now: the present recipe, as plain data with pinned paths.
     """
+    old, new = _move(before, directory)
+    return before if old == new else _moved(before, now, old, new, "")
+
+
+def found_again(before: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The recipe of a run that was moved with its project: what is gone of plugin and model, where it is now.
+
+    Args:
+        before: plain data with pinned paths.
+        directory: where its output directory is now; absolute.
+    """
+    old, new = _move(before, directory)
+    found = {section: dict(before[section]) for section in ("plugin", "model")}
+    for section, name in (("plugin", "module"), ("model", "name"), ("model", "tokenizer")):
+        value = found[section].get(name)
+        if isinstance(value, str) and not os.path.exists(value) and os.path.exists(now := _rebased(value, old, new)):
+            found[section][name] = now
+    return {**before, **found}
+
+
+def without_folders(recipe: Recipe) -> Recipe:
+    """A recipe that says nothing of the machine it was used on: of each absolute path it keeps the last name."""
+    plain = recipe.model_dump(mode="json")
+    for key in (*_PATH_KEYS, "predict.input", "checkpoint.resume", "output_dir"):
+        *sections, name = key.split(".")
+        section: Any = plain
+        for one in sections:
+            section = section[one] or {}
+        if name in section:
+            section[name] = _last_name(section[name])
+    return Recipe.model_validate(plain)
+
+
+def _last_name(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_last_name(one) for one in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
+def _move(before: Mapping[str, Any], directory: Path) -> tuple[Path, Path]:
+    """The folders between which a run was moved; twice the same where it was not, or nothing is known of it."""
     old, new = Path(before["output_dir"]), directory
     if old == new or not old.is_absolute():
-        return before
+        return new, new
     while old.name == new.name and old.name:
         old, new = old.parent, new.parent
-    return _moved(before, now, old, new, "")
+    return old, new
 
 
 def _moved(before: Mapping[str, Any], now: Any, old: Path, new: Path, prefix: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from redco_cli.recipe.devices import MeshSection, ShardingSection
 from redco_cli.recipe.durations import Duration, RunLength, WallTime
+from redco_cli.recipe.keeping import CheckpointSection, LoggingSection
 from redco_cli.recipe.section import Fraction, Positive, Section, Strings, contradiction
 
 Task = Literal[
@@ -209,46 +210,6 @@ class PredictSection(Section):
     """A name in the plugin's state (`ema`) whose parameters predict, and are exported; default: those of training."""
     generation: GenerationSection = GenerationSection()
     """How to generate."""
-
-
-class CheckpointSection(Section):
-    """What is kept of the run."""
-
-    every: Duration | None = None
-    """Interval; the last step is always saved; default: with every evaluation."""
-    keep: Positive = 3
-    """How many of the newest checkpoints stay; the best stays besides."""
-    resume: str = "auto"
-    """`auto` continues the newest checkpoint in `output_dir`, `never` needs an empty one, a path continues that one."""
-    extend: Literal["restart", "stretch"] | None = None
-    """How a run goes on whose `train.steps` has grown, where the steps done would have had another learning rate:
-    `restart` warms up again to the peak, `stretch` takes the schedule of the new length from here on. Default: not."""
-
-
-class WandbSection(Section):
-    """Weights & Biases sink (extra `wandb`)."""
-
-    project: str
-    """Project name."""
-    name: str | None = None
-    """Run name."""
-    entity: str | None = None
-    """Team or user."""
-    mode: Literal["online", "offline"] = "online"
-    """Whether to send as it goes."""
-
-
-class LoggingSection(Section):
-    """What is shown and recorded; `metrics.jsonl` is always written."""
-
-    every: Positive = 10
-    """Steps between two records."""
-    plot: bool = True
-    """Keep `loss.png` in the output directory up to date."""
-    tensorboard: bool = False
-    """Write TensorBoard events (extra `tensorboard`)."""
-    wandb: WandbSection | None = None
-    """Send records to Weights & Biases."""
 
 
 class Recipe(Section):

@@ -15,11 +15,12 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from redco_cli.batch_sizes import inference_batch_size
 from redco_cli.console import warn
 from redco_cli.data.batch import eval_slices
 from redco_cli.data.loader import eval_batches
 from redco_cli.errors import DataError, RecipeError
-from redco_cli.job import Job, inference_batch_size
+from redco_cli.job import Job
 from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_metric
 from redco_cli.plugin.contract import Example, Loss

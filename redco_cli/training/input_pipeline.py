@@ -12,10 +12,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.console import note, warn
 from redco_cli.data.batch import BatchPlan
 from redco_cli.data.loader import train_batches
-from redco_cli.job import Job, micro_batch_size
+from redco_cli.job import Job
 from redco_cli.row_notes import Notes, RowCounts
 from redco_cli.runtime.mesh import batch_sharding, counted_rows, local_rows, put
 from redco_cli.runtime.peers.agreement import sum_over_processes

@@ -125,7 +125,8 @@ def open_run(
         start.checkpoints.sweep()
         start.checkpoints.branch_point = timeline.branch_point
         stack.callback(start.checkpoints.close)
-        recorder = stack.enter_context(_open_recorder(job, start, pinned.recipe.model_dump(mode="json")))
+        plain = pinned.recipe.model_dump(mode="json")
+        recorder = stack.enter_context(_open_recorder(job, start, plain))
         _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned, timeline.steps))
         _write(start.directory / SHARDING_NAME, json.dumps(placement.described(job), indent=1))
         if is_seekable(job.train_examples):
@@ -145,16 +146,7 @@ def open_run(
             progress,
             predict,
             stop,
-            Meta(
-                0,
-                None,
-                None,
-                False,
-                {**pinned.recipe.model_dump(mode="json"), "output_dir": str(start.directory)},
-                segments=[vars(one) for one in timeline.segments],
-                digests=digests({name: state.frozen[name] for name in constant_of(job.model)}, placement.mesh),
-                init_shapes=job.init_shapes,
-            ),
+            _about(job, placement, timeline, state, {**plain, "output_dir": str(start.directory)}),
         )
         run = TrainingRun(setup, state, start, find_patience(start, job.recipe.eval))
         if job.plugin.run_fn is None:
@@ -219,6 +211,21 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
         note(f"the checkpoint has no {', '.join(fresh)}: initialised, to be trained")
     state: TrainState = jax.jit(begin, out_shardings=shardings, donate_argnums=0)(params)
     return state
+
+
+def _about(job: Job, placement: Placement, timeline: Timeline, state: TrainState, recipe: Mapping[str, Any]) -> Meta:
+    """What every checkpoint says of a run, as of step 0."""
+    constants = {name: state.frozen[name] for name in constant_of(job.model)}
+    return Meta(
+        step=0,
+        metric=None,
+        best=None,
+        put_off=False,
+        recipe=recipe,
+        segments=[vars(one) for one in timeline.segments],
+        digests=digests(constants, placement.mesh),
+        init_shapes=job.init_shapes,
+    )
 
 
 def _open_recorder(job: Job, start: Start, resolved: Mapping[str, Any]) -> Recorder:

@@ -10,6 +10,7 @@ ROWS = [
     {"planning"},  # rehearses what training does, with its timeline and its state
     {"training", "prediction", "exporting"},
     {"placement"},
+    {"batch_sizes"},
     {"job"},
     {"models"},
     {"plugin", "data", "runtime", "console"},

@@ -32,11 +32,11 @@ import optax
 import torch
 import transformers
 
+from redco_cli import load_model
 from redco_cli.models.decoder.attention import Attention
 from redco_cli.models.decoder.layers import Mlp
 from redco_cli.models.decoder.loss import cross_entropy, head_of
 from redco_cli.models.decoder.masks import attention_context, layer_traits
-from redco_cli.models.resolve import load_model
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.state import Variables

@@ -258,8 +258,8 @@ def test_an_export_that_is_another_model_is_not_kept(tmp_path, monkeypatch):
     _, model, params = a_decoder("llama", tmp_path / "in")
     write = export.write_weights
 
-    def spoil(tensors, directory, told):
-        failure = write(tensors, directory, told)
+    def spoil(tensors, directory, told, names):
+        failure = write(tensors, directory, told, names)
         file = directory / "model.safetensors"
         stored = load_file(file)
         save_file({name: tensor * 1.001 for name, tensor in stored.items()}, file, metadata={"format": "pt"})
@@ -298,7 +298,7 @@ import sys
 from pathlib import Path
 sys.modules["torch"] = None
 from redco_cli.exporting.export import export_model
-from redco_cli.models.resolve import load_model
+from redco_cli import load_model
 for name in sys.argv[1:]:
     model, params = load_model(f"{name}/in", implementation="auto" if name.endswith("vit") else "decoder")
     print(export_model(model, params, Path(f"{name}/out"), source=Path(f"{name}/in")).difference)
@@ -328,7 +328,7 @@ jax.distributed.initialize(sys.argv[1], 2, int(sys.argv[2]))
 from jax.sharding import AxisType
 from redco_cli.errors import StorageError
 from redco_cli.exporting.export import export_model
-from redco_cli.models.resolve import load_model
+from redco_cli import load_model
 mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Auto,))
 directory = Path(sys.argv[3])
 model, params = load_model(str(directory / "in"), mesh=mesh, implementation="decoder")

@@ -14,8 +14,9 @@ from typing import Any
 
 import jax
 
+from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.errors import Problem, RedcoError
-from redco_cli.job import Job, micro_batch_size
+from redco_cli.job import Job
 from redco_cli.placement import abstract_batch
 from redco_cli.plugin.state import Variables
 from redco_cli.sharding.axes import fresh_dims

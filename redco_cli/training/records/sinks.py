@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from redco_cli.errors import RedcoError, StorageError
-from redco_cli.recipe.schema import LoggingSection, WandbSection
+from redco_cli.recipe.keeping import LoggingSection, WandbSection
 from redco_cli.runtime.peers.multihost import is_main_process
 
 _FLUSH_SECONDS = 5.0  # an fsync can take tens of milliseconds on a network disk

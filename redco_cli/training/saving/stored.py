@@ -4,17 +4,79 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from redco_cli.errors import StorageError
+from pydantic import ValidationError
+
+from redco_cli.errors import RecipeError, StorageError
 from redco_cli.models.several import MAIN
 from redco_cli.plugin.shapes import Shapes
-from redco_cli.recipe.load import LoadedRecipe, shown
+from redco_cli.recipe.explain import explain
+from redco_cli.recipe.load import RESOLVED_NAME, LoadedRecipe, place, shown
+from redco_cli.recipe.paths import found_again
+from redco_cli.recipe.schema import Recipe
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.initial import find_initial_checkpoints
-from redco_cli.training.saving.selection import named_checkpoint, refuse_damaged, steps_of
+from redco_cli.training.saving.selection import first_undamaged, named_checkpoint, refuse_damaged, steps_of
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+_ITEMS = ("params", "meta")
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A checkpoint whose model is wanted, and nothing else of its run.
+
+    Attributes:
+        checkpoints: where it is.
+        step: which one.
+        loaded: the recipe it was trained by.
+        init_shapes: of the batch that its model is built with; None in one of an earlier version.
+    """
+
+    checkpoints: Checkpoints
+    step: int
+    loaded: LoadedRecipe
+    init_shapes: Shapes | None
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is the output directory of a run, or one of its checkpoints."""
+    if not path.is_dir():
+        return False
+    candidates = [path.resolve(), *path.iterdir()]
+    return (path / RESOLVED_NAME).is_file() or any(
+        _NAME.fullmatch(one.name) and (one / "params").is_dir() for one in candidates
+    )
+
+
+def stored_model(path: Path) -> StoredModel:
+    """The newest whole checkpoint of a run, or the one that a path names, with its recipe.
+
+    Where the run was moved with its project, its plugin and its model are looked for where they are now.
+
+    Args:
+        path: for which `is_run` holds.
+
+    Raises:
+        StorageError: there is no checkpoint, or all that are meant are damaged.
+        RecipeError: this version does not read its recipe.
+    """
+    checkpoints, steps = _newest_first(path)
+    if not steps:
+        raise _untrained(path)
+    if checkpoints.directory == path.resolve():
+        step = first_undamaged(checkpoints, steps, _ITEMS)
+    else:
+        (step,) = steps
+        refuse_damaged(checkpoints, step, _ITEMS)
+    meta, where = checkpoints.meta(step), shown(checkpoints.path(step))
+    try:
+        recipe = Recipe.model_validate(found_again(meta.recipe, checkpoints.directory))
+    except ValidationError as error:
+        raise RecipeError.of(explain(error, lambda key: place(key, {}, where))) from None
+    return StoredModel(checkpoints, step, LoadedRecipe(recipe, Path(where), {}), meta.init_shapes)
 
 
 def stored_shapes(loaded: LoadedRecipe, directory: Path, choice: str, where: str = "--checkpoint") -> Shapes | None:

@@ -13,10 +13,11 @@ from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
+from redco_cli import load_model
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.flax.model import HfFlaxModel
-from redco_cli.models.resolve import load_model, resolve_model
+from redco_cli.models.resolve import resolve_model
 from redco_cli.models.weights import files as checkpoints
 from redco_cli.models.weights import fit as load_fit
 from redco_cli.models.weights import shards as load_shards

@@ -11,8 +11,9 @@ import pytest
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
+from redco_cli import load_model
 from redco_cli.errors import ModelError
-from redco_cli.models.resolve import load_model, resolve_model
+from redco_cli.models.resolve import resolve_model
 from redco_cli.models.weights.load import load_params
 from redco_cli.recipe.schema import ModelSection
 from tests.models.flax.tiny import config_for, inputs_for, redco_outputs, save_torch, torch_outputs, where
@@ -251,7 +252,7 @@ def test_torch_is_never_needed(saved):
 import sys
 sys.modules["torch"] = None
 import jax, numpy as np
-from redco_cli.models.resolve import load_model
+from redco_cli import load_model
 model, params = load_model({str(saved.directory)!r})
 logits = jax.jit(model)(params, np.array({inputs["input_ids"].tolist()}), np.array({inputs["attention_mask"].tolist()}))
 np.save({str(saved.directory / "logits.npy")!r}, logits)

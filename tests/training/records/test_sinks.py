@@ -9,7 +9,7 @@ import types
 import pytest
 
 from redco_cli.errors import RedcoError, StorageError
-from redco_cli.recipe.schema import LoggingSection, WandbSection
+from redco_cli.recipe.keeping import LoggingSection, WandbSection
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.sinks import TensorBoardSink, open_sinks
 

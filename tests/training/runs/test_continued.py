@@ -64,7 +64,7 @@ def test_a_finished_run_is_left_alone(project: Path, capfd: pytest.CaptureFixtur
     assert done.exit_code == 0
     assert "checkpoint       checkpoint-4\nnext\n" in done.stdout
     assert "  predict                       redco predict run\n" in done.stdout
-    assert "export" not in done.stdout  # its model is the plugin's own
+    assert "redco export run --output DIR" in done.stdout
     document = json.loads(CliRunner().invoke(app, ["train", "run", "--json"]).stdout)
     assert (document["was_finished"], document["step"], document["train"]) == (True, 4, {})
     assert contents(project / "run") == left

@@ -1,0 +1,213 @@
+"""The model of a plugin's `build_model` as a directory that `load_model` reads, anywhere, and how it is read.
+
+    model.safetensors         parameters under their paths (`hidden/kernel`); or several files and an index
+    recipe.yaml               the resolved recipe, without the folders of the machine that trained
+    batch_shapes.json         names, shapes without the batch dim and types of the batch that the model is built with,
+                              and its name, where the plugin builds several
+    plugin/                   the plugin's file, and what it imports from its own directory
+    tokenizer/                where the recipe names one other than `byte`
+
+Reading it runs the plugin in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from redco_cli.errors import ModelError
+from redco_cli.exporting.check import TOLERANCE, check_shared, is_mixed, narrowest_of, outputs_of, rounded
+from redco_cli.exporting.export import Exported, write_whole
+from redco_cli.exporting.files import WRITTEN
+from redco_cli.exporting.tensors import Tensor, parameter_tensors
+from redco_cli.job import Job, prepare
+from redco_cli.models.config.byte_tokenizer import ByteTokenizer
+from redco_cli.models.own_module import ModuleModel
+from redco_cli.models.several import members_of
+from redco_cli.models.weights.files import Checkpoint, open_checkpoint, some
+from redco_cli.models.weights.shards import Source, fill
+from redco_cli.plugin.contract import Params
+from redco_cli.plugin.importing import importing_from
+from redco_cli.plugin.shapes import Shapes, read_shapes
+from redco_cli.plugin.sources import plugin_files
+from redco_cli.recipe.load import LoadedRecipe, load_recipe, shown
+from redco_cli.recipe.paths import without_folders
+from redco_cli.recipe.schema import Recipe
+from redco_cli.recipe.yaml12 import dump_yaml
+from redco_cli.version import __version__
+
+SHAPES_NAME = "batch_shapes.json"
+_RECIPE = "recipe.yaml"
+"""Not as in a run, for which nothing must take this directory."""
+_PLUGIN, _TOKENIZER = "plugin", "tokenizer"
+_AGAIN = "export the run again, or take its files as they were exported"
+
+
+def export_own_module(
+    job: Job, name: str, params: Params, directory: Path, dtype: Literal["float32", "bfloat16", "float16"] | None = None
+) -> Exported:
+    """Writes the model of a plugin's `build_model` with all that building it again takes, and proves it by doing so.
+
+    As `export_model` does: all processes call this, the first one writes, a second set of parameters is loaded.
+
+    Args:
+        job: its model, plugin, recipe and tokenizer.
+        name: of the model, where the job has several.
+        params: of the model.
+        directory: a new or empty one.
+        dtype: of parameters of floating point; None for that of each.
+
+    Raises:
+        StorageError: the directory is not empty, or cannot be written.
+        ModelError: a parameter is not finite in this type, or of one that no file holds; or what is read back is
+            another model.
+        PluginError: the plugin imports what cannot go along, or does not work away from its own directory.
+    """
+    directory, files, model = directory.absolute(), plugin_files(job.plugin), members_of(job.model)[name]
+    if model.collections:
+        problem = f"the module keeps {', '.join(model.collections)} besides its parameters, which no export holds"
+        raise ModelError(model.where, problem, "use it from its run: redco predict RUN")
+    tensors = parameter_tensors(params, dtype)
+    unwritten = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors if tensor.dtype not in WRITTEN]
+    if unwritten:
+        problem = f"{len(unwritten)} parameters of a type that safetensors does not hold here: {some(unwritten)}"
+        raise ModelError(model.where, problem, "keep parameters in float32, bfloat16 or float16")
+
+    def describe(partial: Path) -> None:
+        for name, file in files.items():
+            (partial / _PLUGIN / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, partial / _PLUGIN / name)
+        if _has_own_tokenizer(job):
+            job.tokenizer.save_pretrained(partial / _TOKENIZER)
+        text = dump_yaml(_portable(job, moved=bool(files)).model_dump(mode="json"))
+        first = f"# of an exported model, by redco {__version__}; paths are without the folders they were in\n"
+        (partial / _RECIPE).write_text(first + text, encoding="utf-8")
+        document = {"model": name, "batch": job.init_shapes}
+        (partial / SHAPES_NAME).write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+    return write_whole(tensors, directory, "flax", describe, lambda made: _difference(model, params, tensors, made))
+
+
+def is_own_module(directory: Path) -> bool:
+    """Whether a directory holds what `export_own_module` writes."""
+    return (directory / SHAPES_NAME).is_file()
+
+
+def read_own_module(
+    directory: Path, shardings: Callable[[ModuleModel], Params], overrides: Sequence[str] = ()
+) -> tuple[ModuleModel, Params]:
+    """The model in a directory that `export_own_module` wrote, with its parameters. Runs the plugin in it.
+
+    Args:
+        directory: the directory.
+        shardings: gives where each parameter lives.
+        overrides: `dotted.key=value` strings.
+
+    Raises:
+        ModelError: a file is damaged, or the parameters are not those of the model.
+        PluginError: the plugin in it cannot be used here.
+    """
+    try:
+        document = json.loads((directory / SHAPES_NAME).read_bytes())
+        shapes, name = read_shapes(document["batch"]), str(document["model"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelError(str(directory / SHAPES_NAME), f"cannot be read: {error}", _AGAIN) from None
+    model = _build(directory, name, shapes, overrides)
+    return model, _read_params(model, directory, shardings(model))
+
+
+def _build(directory: Path, name: str, shapes: Shapes, overrides: Sequence[str]) -> ModuleModel:
+    loaded = load_recipe(directory / _RECIPE, overrides, environ={})
+    section = loaded.recipe.model
+    if section.tokenizer == _TOKENIZER and (directory / _TOKENIZER).is_dir():
+        section = section.model_copy(update={"tokenizer": str(directory.absolute() / _TOKENIZER)})
+        recipe = loaded.recipe.model_copy(update={"model": section})
+        loaded = LoadedRecipe(recipe, loaded.path, loaded.origins)
+    with importing_from(directory.absolute() / _PLUGIN, first=True), _leaving_no_bytecode():
+        members = members_of(prepare(loaded, stages=(), given=(), init_shapes=shapes).model)
+    if name not in members:
+        problem = f"its plugin builds {', '.join(members)}, and not {name}"
+        raise ModelError(str(directory / SHAPES_NAME), problem, _AGAIN)
+    model: ModuleModel = members[name]
+    return model
+
+
+@contextlib.contextmanager
+def _leaving_no_bytecode() -> Iterator[None]:
+    """Importing the plugin adds nothing to the directory."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def _read_params(model: ModuleModel, directory: Path, shardings: Params) -> Params:
+    stored, wanted = open_checkpoint(directory), flatten_dict(model.abstract, sep="/")
+    shapes = {path: tuple(leaf.shape) for path, leaf in wanted.items()}
+    names = sorted(shapes.keys() | stored.shapes.keys())
+    wrong = [name for name in names if shapes.get(name) != stored.shapes.get(name)]
+    if wrong:
+        problem = f"{len(wrong)} parameters are missing, of another shape, or not of the model that its plugin builds"
+        raise ModelError(shown(directory), f"{problem}: {some(wrong)}", _AGAIN)
+    places = flatten_dict(shardings, sep="/")
+    params = {path: fill(_source(stored, path, leaf), places[path]) for path, leaf in wanted.items()}
+    return unflatten_dict(params, sep="/")
+
+
+def _source(stored: Checkpoint, path: str, leaf: Any) -> Source:
+    order = tuple(range(len(leaf.shape)))
+    return Source(leaf.shape, leaf.dtype, order, order, lambda box: stored.read(path, box))
+
+
+def _difference(model: ModuleModel, params: Params, tensors: Sequence[Tensor], directory: Path) -> float:
+    """The largest difference between outputs of the model and of what is read from a directory.
+
+    Raises:
+        ModelError: there is one.
+    """
+    check_shared(directory)
+    narrowest = narrowest_of(tensors)
+    expected = outputs_of(model, rounded(params, narrowest))
+    again, read = read_own_module(directory, lambda _: jax.tree.map(lambda leaf: leaf.sharding, params))
+    found = outputs_of(again, rounded(read, narrowest if is_mixed(tensors) else None))
+    difference = max((_distance(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
+    if not difference <= TOLERANCE:
+        problem = f"what was exported gives other outputs than the model: they differ by {difference:.1e}"
+        raise ModelError(str(directory), problem, "let the outputs follow from parameters and inputs alone")
+    return difference
+
+
+def _distance(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> float:
+    """The largest difference where they differ: a model may give what is not finite for made-up inputs."""
+    differing = ~((one == other) | (np.isnan(one) & np.isnan(other)))
+    return float(np.abs(one[differing] - other[differing]).max(initial=0.0))
+
+
+def _has_own_tokenizer(job: Job) -> bool:
+    return job.tokenizer is not None and not isinstance(job.tokenizer, ByteTokenizer)
+
+
+def _portable(job: Job, *, moved: bool) -> Recipe:
+    """The recipe as it is kept beside an exported model.
+
+    Args:
+        job: its recipe.
+        moved: whether the plugin goes along.
+    """
+    recipe = without_folders(job.recipe).model_copy(update={"models": {}})
+    if moved and job.plugin.name.endswith(".py"):
+        module = f"{_PLUGIN}/{Path(job.plugin.file).name}"
+        recipe = recipe.model_copy(update={"plugin": recipe.plugin.model_copy(update={"module": module})})
+    if _has_own_tokenizer(job):
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"tokenizer": _TOKENIZER})})
+    return recipe
