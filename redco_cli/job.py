@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,15 +36,8 @@ from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import OtherModelSection, Recipe, SourceSection
 
-
-class Collate(Protocol):
-    """The plugin's `collate_fn`, bound to its context."""
-
-    def __call__(self, examples: Sequence[Example], step: int | None = None) -> Mapping[str, Any]:
-        """Examples to a batch; the optimizer steps done before it where it is one of training."""
-        ...
-
-
+Collate = Callable[..., Mapping[str, Any]]
+"""(examples, step=None) to a batch: the plugin's `collate_fn`, told the steps done before a batch of training."""
 PROBED_EXAMPLES = 8
 """How many examples make the batch that proves a plugin: enough to tell the batch dim from others."""
 

@@ -122,12 +122,8 @@ class Planner:
     def option(self, plan: Plan, micro_batch_size: int, *, reshard_after_forward: bool) -> Option:
         """One way, with its figures."""
         passes = self.workload.global_batch_size // micro_batch_size
-        config = StepConfig(
-            min(passes, 2),
-            reshard_after_forward=reshard_after_forward,
-            cpu_backend=self._devices.eager,
-            copies_state=self._devices.eager,
-        )
+        how = {"reshard_after_forward": reshard_after_forward, "copies_state": self._devices.eager}
+        config = StepConfig(min(passes, 2), cpu_backend=self._devices.eager, **how)
         memory = self._memory(plan, micro_batch_size, config)
         scale = self.workload.global_batch_size / self._size
         moved = _per_step(plan.collectives, passes, scale, reshard_after_forward or self.workload.remat == "full")

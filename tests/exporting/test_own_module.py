@@ -19,7 +19,7 @@ from redco_cli import evaluate, export, load_model, predict, train
 from redco_cli.errors import RedcoError
 from redco_cli.exporting.tokenizer import save_byte_tokenizer
 from redco_cli.run import validate
-from redco_cli.training.saving.integrity import write_manifest
+from redco_cli.training.saving.files.integrity import write_manifest
 from tests.architecture.source import ROOT
 
 NETS = """
