@@ -83,9 +83,9 @@ def export_own_module(
         raise ModelError(model.where, problem, "keep parameters in float32, bfloat16 or float16")
 
     def describe(partial: Path) -> None:
-        for name, file in files.items():
-            (partial / _PLUGIN / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, partial / _PLUGIN / name)
+        for relative, file in files.items():
+            (partial / _PLUGIN / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, partial / _PLUGIN / relative)
         if _has_own_tokenizer(job):
             job.tokenizer.save_pretrained(partial / _TOKENIZER)
         text = dump_yaml(_portable(job, moved=bool(files)).model_dump(mode="json"))

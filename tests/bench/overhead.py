@@ -45,10 +45,10 @@ def bare(run: TrainingRun, batches: list[object]) -> float:
 
 
 def redco(run: TrainingRun, steps: int) -> float:
-    """Seconds for the same number of steps through `run.train`: data, metrics, records, live line."""
+    """Seconds for the same number of steps as a run does them: data, metrics, records, live line."""
     jax.block_until_ready(run._state)
     began = time.perf_counter()
-    run.train(steps=steps)
+    run.train_piece(None, steps)
     jax.block_until_ready(run._state)
     return time.perf_counter() - began
 
@@ -70,15 +70,15 @@ def main() -> None:
         updates = plan_updates(job, timeline)
         directory = output_directory(job.recipe.output_dir, "output_dir")
         open_output(directory, "output_dir")
-        start = Start(directory, own_checkpoints(directory, job.recipe))
+        start = Start(directory, own_checkpoints(directory, job.recipe), {})
         fed = device_batches(job, placement.mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
         batches = [batch for batch, _ in fed]
         progress = TrainProgress(timeline.steps, console=open_console(log, terminal=False))
         with (
             progress,
-            open_run(job, placement, timeline, updates, start, progress, lambda *_: [], StopRequest()) as run,
+            open_run(job, placement, timeline, updates, start, progress, lambda *_: [], StopRequest()) as (run, _),
         ):
-            run.train(steps=1)
+            run.train_piece(None, 1)
             ratios = []
             for number in range(arguments.rounds):
                 slow, fast = redco(run, arguments.steps), bare(run, batches)

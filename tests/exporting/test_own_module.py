@@ -188,7 +188,7 @@ def test_what_is_exported_is_read_where_there_is_nothing_else(project: Path, tra
     names = ["batch_shapes.json", "model.safetensors", "plugin/nets.py", "plugin/own.py", "recipe.yaml"]
     assert [file.relative_to(exported.directory).as_posix() for file in exported.files] == names
     assert exported.difference == 0.0
-    assert json.loads(Path("out/batch_shapes.json").read_text()) == SHAPES
+    assert json.loads(Path("out/batch_shapes.json").read_text()) == {"model": "model", "batch": SHAPES}
     tensors = load_file("out/model.safetensors")
     assert {name: tensor.shape for name, tensor in tensors.items()} == {
         "hidden/bias": (16,),
@@ -301,7 +301,7 @@ def test_what_cannot_be_loaded_is_told(project: Path) -> None:
         "out: 4 parameters are missing, of another shape, or not of the model that its plugin builds: "
         f"logits/bias, logits/kernel, output/bias, output/kernel\n  -> {again}"
     )
-    Path("out/batch_shapes.json").write_text("[]")
+    Path("out/batch_shapes.json").write_text('{"model": "model", "batch": []}')
     assert refused(load_model, "out").startswith("out/batch_shapes.json: cannot be read: no shapes of arrays by name: ")
     assert refused(predict, "runs/own", checkpoint="runs/own/checkpoint-9") == (
         "--checkpoint: runs/own/checkpoint-9 is no checkpoint\n"

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from redco_cli.errors import ModelError, RedcoError
+from redco_cli import export, load_model
+from redco_cli.errors import ModelError, RedcoError, UsageError
 from redco_cli.planning.inspect import inspect_sharding
 from redco_cli.run import evaluate, predict_examples, train
 from redco_cli.runtime.mesh import make_mesh
@@ -223,3 +224,31 @@ def test_a_digest_is_of_the_numbers_and_not_of_their_places():
     swapped[[0, 1]] = swapped[[1, 0]]
     for other in (swapped, array + np.float32(1e-6), array.reshape(8, 16), array.astype(np.float16)):
         assert digests({"t": {"w": jax.device_put(other, jax.devices()[0])}}, one) != expected
+
+
+def test_one_of_several_modules_is_exported_and_loaded(project):
+    with (project / "plugin.py").open("a") as file:
+        file.write(ADVERSARIAL)
+    train("recipe.yaml", ["mesh.data=1", "train.steps=2", "eval.predict=false"])
+    export("run", output="out", model="critic")
+    inputs = EXAMPLE["x"][None]
+    for model, params in (load_model("run", model="critic"), load_model("out")):
+        arrays = final_state("run", 2)
+        np.testing.assert_array_equal(params["Dense_0"]["kernel"], arrays["['params']['critic']['Dense_0']['kernel']"])
+        assert model(params, inputs).shape == (1,)
+    with pytest.raises(UsageError, match="the run has no model model"):
+        export("run", output="other")
+    with pytest.raises(UsageError, match="it has generator, critic"):
+        load_model("run")
+
+
+@pytest.mark.usefixtures("distilled")
+def test_a_student_is_loaded_without_its_teacher():
+    train("recipe.yaml", [TEACHER, "mesh.data=1", "eval.predict=false", "train.steps=2"])
+    model, params = load_model("run")
+    expected = logits("run", 2, "['params']['model']")
+    np.testing.assert_allclose(model(params, EXAMPLE["x"][None])[0], expected, rtol=2e-3, atol=2e-3)
+    export("run", output="out")
+    np.testing.assert_array_equal(load_model("out")[1]["hidden"]["kernel"], params["hidden"]["kernel"])
+    with pytest.raises(ModelError, match="teacher was never updated, and is in no checkpoint"):
+        load_model("run", model="teacher")

@@ -247,7 +247,8 @@ def test_what_fails_because_a_process_is_gone_is_not_blamed_on_the_plugin(projec
     assert [end.code for end in ends] == [1, 3]
     assert "processes: process 1 (" in ends[0].err
     assert "is gone: it was killed, or crashed" in ends[0].err
-    assert "run_fn" not in ends[0].err
+    assert "run_fn raised" not in ends[0].err
+    assert "fix the plugin" not in ends[0].err
 
 
 @pytest.mark.slow
