@@ -21,7 +21,7 @@ from redco_cli.recipe.load import load_recipe, load_run, resolved_yaml
 from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
-from redco_cli.reports import check_prompt, evaluate, read_stdin, runs, show_predictions, show_training
+from redco_cli.reports import check_prompt, converse, evaluate, read_stdin, runs, show_predictions, show_training
 from redco_cli.runtime.rendezvous.join import joined
 from redco_cli.runtime.simulated_devices import simulate_devices
 from redco_cli.shell import Checkpoint, Commands, Json, Overrides, RecipeArgument, show_warning
@@ -76,6 +76,7 @@ def predict(
         ),
     ] = None,
     prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="Predict this text only.")] = None,
+    chats: Annotated[bool, typer.Option("--chat", help="Answer what is typed, line by line, until Ctrl-D.")] = False,
     output_file: Annotated[
         str | None, typer.Option("--output", metavar="FILE", help="Default: OUTPUT_DIR/predictions/NAME.jsonl.")
     ] = None,
@@ -86,8 +87,11 @@ def predict(
     """Predict a JSON-lines file, a text or the eval data. In order, each example once; files continue if killed."""
     from redco_cli.recipe.load import find_run
 
-    check_prompt(prompt, input_file, output_file, show)
+    check_prompt(prompt, chats, input_file, output_file, show)
     with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error, hush):
+        if chats:
+            converse(target, overrides or (), checkpoint)
+            return
         given = read_stdin() if input_file == "-" else prompt
         from redco_cli.run import predict as run_predict
         from redco_cli.run import predict_examples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,16 +68,18 @@ def runs(
     show_comparison((one, other), plot, as_json)
 
 
-def check_prompt(prompt: str | None, input_file: str | None, output_file: str | None, show: int) -> None:
-    """Refuses options of `redco predict` that a prompt, or an input that is no file, leaves nothing to do.
+def check_prompt(prompt: str | None, chats: bool, input_file: str | None, output_file: str | None, show: int) -> None:
+    """Refuses options of `redco predict` that a prompt, a chat, or an input that is no file leaves nothing to do.
 
     Raises:
         UsageError: naming the option.
     """
+    asked = "--chat" if chats else "--prompt"
     others = {"--input": input_file, "--output": output_file, "--show": show or None}
-    for option, value in others.items() if prompt is not None else ():
+    others |= {"--prompt": prompt} if chats else {}
+    for option, value in others.items() if chats or prompt is not None else ():
         if value is not None:
-            raise UsageError("--prompt", f"{option} is given too, and the two exclude each other", "keep one of them")
+            raise UsageError(asked, f"{option} is given too, and the two exclude each other", "keep one of them")
     if input_file == "-" and output_file is None and show:
         raise UsageError("--show", "--input - prints every prediction, unless there is an --output", "leave it out")
 
@@ -93,6 +95,33 @@ def read_stdin() -> list[dict[str, Any]]:
         problem = "only one process could read the standard input, but several predict"
         raise UsageError("--input -", problem, "write the examples to a file that all share, and name it")
     return read_lines(sys.stdin.buffer, "standard input")
+
+
+def converse(target: str, overrides: Sequence[str], checkpoint: str) -> None:
+    """Answers the lines of standard input one by one; on a terminal it asks for them.
+
+    Raises:
+        UsageError: several processes would share it, or the plugin knows no conversations.
+    """
+    from redco_cli.run import chat
+
+    if current_connection() is not None:
+        raise UsageError("--chat", "only one process could be talked to, but several predict", "run one process")
+    for answer in chat(target, _typed(), overrides, checkpoint=checkpoint):
+        write_result(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))
+
+
+def _typed() -> Iterator[str]:
+    """Lines as they are typed, until the end of the input; empty ones are not asked."""
+    while True:
+        if sys.stdin.isatty():
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
 
 
 def show_predictions(lines: Sequence[Mapping[str, Any]], prompt: str | None, as_json: bool) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from redco_cli.plugin.contract import Example
 from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predict import check_output, line_of, write_predictions
 from redco_cli.prediction.predictor import Predictor
-from redco_cli.prediction.prompt import explaining_prompt, prompt_example
+from redco_cli.prediction.prompt import conversation_example, explaining_prompt, prompt_example
 from redco_cli.recipe.load import find_run, load_recipe, load_run
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
@@ -203,6 +203,45 @@ def predict_examples(
         with CountProgress("predicting", len(given)) as progress:
             found = Predictor(job, placement, progress.compiling).all(variables, given, progress.update)
     return [json.loads(line_of(index, given[index], one, job)) for index, one in enumerate(found)]
+
+
+def chat(
+    target: Name, turns: Iterable[str], overrides: Sequence[str] = (), *, checkpoint: str = "last"
+) -> Iterator[Any]:
+    """A conversation: the prediction for each turn of the user, given all before it.
+
+    Args:
+        target: as for `predict`.
+        turns: what the user says; read as answers are taken.
+        overrides: `dotted.key=value` strings.
+        checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
+
+    Yields:
+        One prediction for each turn.
+
+    Raises:
+        UsageError: the plugin makes no batch of a conversation alone.
+        RedcoError: with place, problem and remedy.
+    """
+    recipe, directory = find_run(target)
+    loaded = load_recipe(recipe, overrides)
+    directory = directory or Path(loaded.recipe.output_dir)
+    enable_compilation_cache()
+    shapes, messages = stored_shapes(loaded, directory, checkpoint), [{"role": "user", "content": "?"}]
+    with explaining_prompt("--chat", "a conversation alone"):
+        example = conversation_example(messages)
+        job = prepare(loaded, stages=("predict",), given=example, init_shapes=shapes)
+    placement = recipe_placement(job, read_prediction)
+    with explaining_out_of_memory(job, placement, "predict"):
+        variables, origin = trained_variables(job, placement, directory, checkpoint)
+        note(f"with the parameters of {origin}; a model sees what data.max_length leaves of the conversation")
+        predictor, messages = Predictor(job, placement, CountProgress("predicting", 1).compiling), []
+        for number, turn in enumerate(turns):
+            messages.append({"role": "user", "content": turn})
+            example = conversation_example(messages)
+            (answer,) = predictor.all(variables, example(job.plugin), lambda _: None, (number,))
+            messages.append({"role": "assistant", "content": str(answer)})
+            yield answer
 
 
 def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[MaskedTokens]]:

@@ -140,3 +140,40 @@ def test_a_plugin_that_reads_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "--prompt: the plugin does not predict from a text alone: an example has no column 'image'; "
         "it has 'prompt'\n  -> give whole examples: --input FILE, or JSON lines to --input -\n",
     )
+
+
+CHAT = """
+plugin: {module: instruct, options: {messages: turns}}
+model:
+  config: {model_type: gpt2, n_embd: 8, n_layer: 1, n_head: 1, n_positions: 96}
+  tokenizer: byte
+data: {max_length: 64, train: {path: json, data_files: train.jsonl}}
+train: {global_batch_size: 2, steps: 1, optimizer: sgd}
+predict: {generation: {max_new_tokens: 4}}
+logging: {plot: false}
+mesh: {data: 1}
+output_dir: run
+"""
+
+
+def test_a_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("r.yaml").write_text(CHAT)
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "you"}]
+    Path("train.jsonl").write_text(f"{json.dumps({'turns': turns})}\n" * 2)
+    train("r.yaml")
+    first, second = {"role": "user", "content": "hey"}, {"role": "user", "content": "and now?"}
+    (answer,) = predict_examples("run", [{"turns": [first]}])
+    answered = {"role": "assistant", "content": answer["prediction"]}
+    (then,) = predict_examples("run", [{"turns": [first, answered, second]}])
+    done = command("--chat", typed="hey\n\nand now?\n")
+    assert done.exit_code == 0
+    assert done.stdout == f"{answer['prediction']}\n{then['prediction']}\n"
+
+
+def test_a_plugin_that_knows_no_conversation(here: Path) -> None:
+    done = command("--chat", typed="hey\n")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("--chat: the plugin does not predict from a conversation alone: ")
+    done = command("--chat", "--prompt", "a")
+    assert (done.exit_code, done.stderr.splitlines()[0]) == (2, f"--chat: --prompt {TWICE}")

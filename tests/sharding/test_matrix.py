@@ -46,8 +46,9 @@ COMPARED = {
     "fsdp4xtensor2": ("attention-flat", "lora", "moe-dense"),
 }
 TOLERANCE = 1.5e-5
-"""Largest difference of a gradient over its largest value; small gradients as `trial.FLOOR` says. Some hundred roundings
-of float32, more or fewer by the vectors of the CPU: 1.1e-5 was seen.
+"""Largest difference of a gradient over its largest value; small gradients as `trial.FLOOR` says.
+
+That is some hundred roundings of float32, more or fewer by the vectors of the CPU: 1.1e-5 was seen.
 
 Eight times what the order of the examples alone changes on one device, where that is more: the gradients of CLIP are
 differences of nearly equal numbers.
