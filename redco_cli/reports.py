@@ -115,8 +115,7 @@ def _typed() -> Iterator[str]:
     """Lines as they are typed, until the end of the input; empty ones are not asked."""
     while True:
         if sys.stdin.isatty():
-            sys.stderr.write("> ")
-            sys.stderr.flush()
+            print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201 - rich would end the line
         line = sys.stdin.readline()
         if not line:
             return

@@ -89,7 +89,7 @@ def section_of(recipe: Recipe, name: str) -> ModelSection:
     given = recipe.models.get(name)
     if given is None:
         return ModelSection()
-    own = {field: getattr(given, field) for field in given.model_fields_set if field != "frozen"}
+    own = {key: value for key, value in given.model_dump(exclude={"frozen"}).items() if value is not None}
     if own.keys() & {"name", "config"}:  # another architecture: its weights and its head are no longer those of `model`
         return ModelSection(**{"dtype": recipe.model.dtype, **own})
     return recipe.model.model_copy(update=own)

@@ -62,6 +62,9 @@ def _key(detail: Mapping[str, Any]) -> str:
         elif isinstance(part, int):
             fields = _item(fields)
             parts.append(str(part))
+        elif typing.get_origin(fields) is dict and part != "[key]":
+            fields = typing.get_args(fields)[1]
+            parts.append(str(part))
         elif detail["type"] == "extra_forbidden" and part == detail["loc"][-1]:
             parts.append(str(part))
     return ".".join(parts)
@@ -123,6 +126,8 @@ def field_section(key: str) -> type[BaseModel] | None:
             annotation = section.model_fields[part].annotation
         elif part.isdecimal():
             annotation = _item(annotation)
+        elif typing.get_origin(annotation) is dict:  # sections by name
+            annotation = typing.get_args(annotation)[1]
         else:
             return None
     return _section(annotation)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.schema import ModelSection, Recipe, SourceSection
+from redco_cli.recipe.schema import ModelSection, OtherModelSection, Recipe, SourceSection
 
-Model = TypeVar("Model", bound=ModelSection)
+Model = TypeVar("Model", ModelSection, OtherModelSection)
 
 _PATH_KEYS = (
     "plugin.module",
@@ -57,7 +57,7 @@ def _pinned_model(section: Model, directory: Path) -> Model:
     update = {
         key: str(Path(name).resolve())
         for key in ("name", "tokenizer")
-        if (name := getattr(section, key)) is not None and Path(name).is_dir()
+        if (name := getattr(section, key, None)) is not None and Path(name).is_dir()
     }
     if section.params is not None:
         update["params"] = str(find_params(section.params, directory))

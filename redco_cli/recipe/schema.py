@@ -65,11 +65,33 @@ class ModelSection(Section):
         return self
 
 
-class OtherModelSection(ModelSection):
+class OtherModelSection(Section):
     """A model beside `model`: a teacher, a reference. What is not given here is as in `model`."""
 
+    name: str | None = None
+    """As in `model`; with this or a config of its own it has another architecture, and only `dtype` is as there."""
+    config: dict[str, Any] | None = None
+    """As in `model`."""
+    params: str | None = None
+    """As in `model`."""
+    task: Task | None = None
+    """As in `model`."""
+    num_labels: Positive | None = None
+    """As in `model`."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Compute type, and the type of the parameters of a frozen model."""
+    implementation: Literal["auto", "hf_flax", "decoder"] | None = None
+    """As in `model`."""
+    revision: str | None = None
+    """As in `model`."""
     frozen: bool = True
     """Never updated: no gradient, no optimizer state, parameters in `dtype`, and not in checkpoints."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> OtherModelSection:
+        if self.name is not None and self.config is not None:
+            raise contradiction("models", "a model has a name and a config, and the two exclude each other", "keep one")
+        return self
 
 
 class SourceSection(Section):

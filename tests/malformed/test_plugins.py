@@ -183,7 +183,7 @@ BEFORE_TRAINING = {
     "collate: other names than the model's": Case(
         (
             "plugin.py: build_model: Net.__call__ takes x, but the batch has features, y\n"
-            "  -> give the parameters of __call__ the names that collate_fn gives its arrays"
+            "  -> give the parameters of __call__ the names that collate_fn gives its arrays, or define init_batch"
         ),
         ((BATCH, 'return {"features": x, "y": y}'),),
     ),
@@ -299,14 +299,14 @@ BEFORE_TRAINING = {
     "model: the class": Case(
         (
             "plugin.py: build_model: returned <class 'redco_plugin_plugin.Net'>, which is no "
-            "flax.linen.Module\n"
+            "flax.linen.Module, nor a dict of such by name\n"
             "  -> return an instance of one: return Net(...)"
         ),
         ((MODEL, "return Net"),),
     ),
     "model: nothing": Case(
         (
-            "plugin.py: build_model: returned None, which is no flax.linen.Module\n"
+            "plugin.py: build_model: returned None, which is no flax.linen.Module, nor a dict of such by name\n"
             "  -> return an instance of one: return Net(...)"
         ),
         ((MODEL, "pass"),),
@@ -330,7 +330,8 @@ BEFORE_TRAINING = {
     "model: with state": Case(
         (
             "plugin.py: build_model: Net keeps variables in batch_stats besides its params\n"
-            "  -> use layers without state, such as GroupNorm or LayerNorm instead of BatchNorm"
+            "  -> keep them: define init_state(ctx, params) that returns ctx.model.init_variables(), and update_state; "
+            "or use layers without state, such as GroupNorm or LayerNorm instead of BatchNorm"
         ),
         (("nn.Dense(3)(x)", "nn.BatchNorm(True)(nn.Dense(3)(x))"),),
     ),

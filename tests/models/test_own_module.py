@@ -93,7 +93,8 @@ def test_dropout_is_active_in_training_only(module):
         (
             Normed(),
             "Normed keeps variables in batch_stats besides its params\n"
-            "  -> use layers without state, such as GroupNorm or LayerNorm instead of BatchNorm",
+            "  -> keep them: define init_state(ctx, params) that returns ctx.model.init_variables(), and update_state; "
+            "or use layers without state, such as GroupNorm or LayerNorm instead of BatchNorm",
         ),
     ],
 )

@@ -10,7 +10,7 @@ from redco_cli.recipe.load import find_recipe, find_run, load_recipe, load_run, 
 from redco_cli.recipe.shipped import shipped_plugins, shipped_recipes
 
 BASE = "plugin: {module: causal_lm}\noutput_dir: runs/x\n"
-TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict, seed, sharding, train"
+TOP = "checkpoint, data, eval, logging, mesh, model, models, output_dir, plugin, predict, seed, sharding, train"
 LENGTH = "expected a number of optimizer steps (1000) or epochs (3 epochs)"
 STEPS = "train.steps: Length of the run: optimizer steps or epochs."
 SHIPPED = ", ".join(shipped_recipes())

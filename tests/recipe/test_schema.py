@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from redco_cli.recipe.devices import MeshSection, OverrideSection
 from redco_cli.recipe.explain import field_section
 from redco_cli.recipe.load import load_recipe
-from redco_cli.recipe.schema import Recipe, TrainSection, json_schema
+from redco_cli.recipe.schema import OtherModelSection, Recipe, TrainSection, json_schema
 from redco_cli.recipe.section import Section
 from redco_cli.recipe.shipped import shipped_directory, shipped_recipes
 
@@ -34,7 +34,7 @@ DATA = "mesh.data: Groups of devices that each hold all parameters and take thei
 LENGTH = "expected a number of optimizer steps (1000) or epochs (3 epochs)"
 POSITIVE = "expected a positive number of optimizer steps (1000) or epochs (3 epochs)"
 DURATION = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
-TOP = "checkpoint, data, eval, logging, mesh, model, output_dir, plugin, predict, seed, sharding, train"
+TOP = "checkpoint, data, eval, logging, mesh, model, models, output_dir, plugin, predict, seed, sharding, train"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,10 @@ def sections(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tu
 
 
 def test_every_section_is_found():
-    assert {section for _, section in sections()} == {Recipe, *Section.__subclasses__()} - {OverrideSection}
+    assert {section for _, section in sections()} == {Recipe, *Section.__subclasses__()} - {
+        OverrideSection,
+        OtherModelSection,
+    }
 
 
 @pytest.mark.parametrize(("name", "section"), [pytest.param(*pair, id=pair[0] or "recipe") for pair in sections()])
@@ -274,7 +277,7 @@ def test_the_json_schema_is_closed_documented_and_knows_extends():
     assert list(schema["properties"]) == ["extends", *Recipe.model_fields]
     assert schema["anyOf"] == [{"required": ["extends"]}, {"required": ["plugin", "output_dir"]}]
     found = list(properties(schema))
-    assert len(found) == 2 + len(set(dict(sections()).values()) - {Recipe})
+    assert len(found) == 3 + len(set(dict(sections()).values()) - {Recipe})
     for section in found:
         assert section["additionalProperties"] is False
         assert "required" not in section

@@ -7,7 +7,7 @@ import pytest
 from redco_cli.sharding.decide import guards
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def nothing_is_small() -> Iterator[None]:
     """Parameters that stay whole are refused by their share alone."""
     with pytest.MonkeyPatch.context() as patch:

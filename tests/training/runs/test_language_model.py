@@ -69,7 +69,7 @@ def test_parameters_are_born_on_the_mesh() -> None:
 
     job = prepare(load_recipe("recipe.yaml", ["mesh.data=8"]), stages=("train",))
     mesh = make_mesh({"data": job.recipe.mesh.data, "fsdp": 1, "tensor": 1}, job.where)
-    params, fresh = initial_params(job.model, job.recipe.model, replicated(mesh), seed=0, where=job.where)
+    params, fresh = initial_params(job.model, job.recipe.model, replicated(mesh), key=jax.random.key(0), where=job.where)
     assert fresh == ()
     assert all(leaf.sharding.device_set == set(jax.devices()) for leaf in jax.tree.leaves(params))
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), params) == jax.tree.map(
