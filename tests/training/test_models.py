@@ -138,6 +138,16 @@ def test_a_teacher_is_pinned():
 
 
 @pytest.mark.usefixtures("distilled")
+def test_a_run_needs_what_it_began_with_no_more_but_its_teacher():
+    shutil.copytree("teacher", "first")
+    plain = [TEACHER, "model.params=first", "mesh.data=1", "eval.predict=false"]
+    interrupted(5, *plain)
+    shutil.rmtree("first")
+    assert train("recipe.yaml", plain).step == 12
+    assert evaluate("run", plain[2:]).examples == 21
+
+
+@pytest.mark.usefixtures("distilled")
 def test_another_teacher_is_refused():
     plain = ["mesh.data=1", "eval.predict=false"]
     train("recipe.yaml", [*plain, TEACHER])

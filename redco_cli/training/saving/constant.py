@@ -39,7 +39,7 @@ def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> Loa
     names = [name for name, one in recipe.models.items() if one.frozen and section_of(recipe, name).params is not None]
     if not names:
         return loaded
-    found = find_initial_checkpoints(loaded) if before is None else {}
+    found = find_initial_checkpoints(loaded, names) if before is None else {}
     models = dict(recipe.models)
     for name in names:
         params = find_params(section_of(recipe, name).params or "", loaded.directory)

@@ -8,7 +8,7 @@ optimizer state, step and data begin anew.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +56,19 @@ class InitialCheckpoint:
         return shown(self.checkpoints.path(self.step))
 
 
-def find_initial_checkpoints(loaded: LoadedRecipe) -> dict[str, InitialCheckpoint]:
+def find_initial_checkpoints(
+    loaded: LoadedRecipe, names: Collection[str] | None = None
+) -> dict[str, InitialCheckpoint]:
     """By name of a model, the checkpoint that its `params` names, or the newest whole one of the run that it names.
+
+    Args:
+        loaded: the recipe.
+        names: of the models that are looked for; default: all.
 
     Raises:
         StorageError: one names neither, or what it names is damaged.
     """
-    names = (MAIN, *loaded.recipe.models)
+    names = (MAIN, *loaded.recipe.models) if names is None else names
     found = {name: _find_initial_checkpoint(loaded, name) for name in names}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -139,10 +145,9 @@ def load_constants(job: Job, placement: Placement) -> Params:
     Raises:
         ModelError, StorageError: as `load_initial_params`.
     """
-    initial = find_initial_checkpoints(job.loaded) if constant_of(job.model) else {}
-    return {
-        name: _load_model(job, name, placement.params[name], initial.get(name))[0] for name in constant_of(job.model)
-    }
+    names = constant_of(job.model)
+    initial = find_initial_checkpoints(job.loaded, names)
+    return {name: _load_model(job, name, placement.params[name], initial.get(name))[0] for name in names}
 
 
 def _load_model(job: Job, name: str, places: Any, given: InitialCheckpoint | None) -> tuple[Params, tuple[str, ...]]:

@@ -103,7 +103,7 @@ def stored_shapes(loaded: LoadedRecipe, directory: Path, choice: str, where: str
         refuse_damaged(checkpoints, step, ("meta",))
         return checkpoints.meta(step).init_shapes
     checkpoints, steps = _newest_first(directory)
-    if not steps and choice == "last" and (given := find_initial_checkpoints(loaded).get(MAIN)) is not None:
+    if not steps and choice == "last" and (given := find_initial_checkpoints(loaded, (MAIN,)).get(MAIN)) is not None:
         checkpoints, steps = given.checkpoints, [given.step]
     if not steps:
         raise _untrained(directory)
