@@ -117,9 +117,9 @@ def frozen_paths(params: Params, patterns: Sequence[str], always: Sequence[str],
 
 
 def _meant(pattern: str, known: Sequence[str]) -> str:
-    """A pattern for one of several models lacks its name, perhaps."""
+    """A pattern may lack what paths begin with, such as the name of one of several models."""
     for path in known:
         name, _, rest = path.partition("/")
         if re.fullmatch(pattern, rest):
-            return f"did you mean {name}/{pattern}? paths begin with the name of a model"
+            return f"did you mean {name}/{pattern}? it must match whole paths"
     return f"paths look like {', '.join(known[:3])}"

@@ -43,13 +43,21 @@ def overridden(
         matched = [parameter for parameter in parameters if expression.search(parameter.path)]
         if not matched:
             problem = f"{pattern!r} matches no parameter"
-            remedy = f"redco inspect-sharding lists them; the first is {parameters[0].path}"
-            raise RecipeError(f"{place}.path", problem, remedy)
+            raise RecipeError(f"{place}.path", problem, _meant(expression, parameters))
         for parameter in matched:
             stored = _dims(parameter, axes, sizes, f"{place}.axes")
             gathered = tuple(tuple(axis for axis in dim if axis != FSDP) for dim in stored)
             found[parameter.path] = Layout(stored, gathered, f"override {pattern}")
     return found
+
+
+def _meant(expression: re.Pattern[str], parameters: Sequence[Parameter]) -> str:
+    """A pattern may lack what paths begin with, such as the name of one of several models."""
+    for parameter in parameters:
+        name, _, rest = parameter.path.partition("/")
+        if expression.search(rest):
+            return f"did you mean ^{name}/{expression.pattern.removeprefix('^')}? paths begin so"
+    return f"redco inspect-sharding lists them; the first is {parameters[0].path}"
 
 
 def _dims(

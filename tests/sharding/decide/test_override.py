@@ -109,6 +109,11 @@ def test_a_pattern_that_matches_nothing():
     )
 
 
+def test_a_pattern_that_lacks_what_paths_begin_with():
+    text = refused(("^1/up", ["tensor"]))
+    assert text.endswith("'^1/up' matches no parameter\n  -> did you mean ^layers/1/up? paths begin so")
+
+
 def test_too_many_dims():
     assert refused(("up", [None, None, "tensor"])) == (
         "r.yaml:3: sharding.override.0.axes: 3 entries for layers/0/up, which has the 2 dims [96, 256]\n"

@@ -20,7 +20,7 @@ from redco_cli.recipe.load import load_recipe
 from redco_cli.run import predict, train
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.files.integrity import MANIFEST_NAME, find_damage, write_manifest
-from redco_cli.training.saving.meta import Meta
+from redco_cli.training.saving.meta import Meta, read_meta
 from redco_cli.training.saving.resume import find_start
 from redco_cli.training.state import TrainState, new_state
 from redco_cli.training.timeline import make_timeline
@@ -156,6 +156,15 @@ def test_a_checkpoint_under_the_name_of_another_is_refused(run: Path) -> None:
         "run/checkpoint-14: is damaged and cannot be read: it says that it is of step 12\n"
         "  -> move it away to fall back to checkpoint-9"
     )
+
+
+def test_what_earlier_versions_did_not_say_is_as_it_was_then() -> None:
+    old = {"step": 4, "metric": 0.5, "best": [4, 0.5], "put_off": False, "recipe": {}, "data": None}
+    assert read_meta(old, 4) == Meta(4, 0.5, (4, 0.5), False, {})
+    with pytest.raises(ValueError, match="meta does not say"):
+        read_meta({**old, "unheard": 1}, 4)
+    with pytest.raises(ValueError, match="it says that it is of step 4"):
+        read_meta(old, 5)
 
 
 def test_a_manifest_tells_what_changed(tmp_path: Path) -> None:
