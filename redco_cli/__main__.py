@@ -6,14 +6,18 @@ import os
 import signal
 from types import FrameType
 
-_HEARD = (signal.SIGTERM, signal.SIGUSR1)
+_HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _REQUEUE, _INTERRUPTED = 75, 130  # as in `errors`: importing it takes time in which a signal would not be heard
 
 
 def hear_early() -> None:
-    """Makes SIGTERM and SIGUSR1 end this process with the code for it, until somebody with more to lose hears them."""
+    """Makes what asks for an end end this process with the code for it, until somebody with more to lose hears it.
+
+    Not a SIGHUP that is ignored: that is what `nohup` is for.
+    """
     for number in _HEARD:
-        signal.signal(number, _end_at_once)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _end_at_once)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_HEARD, signal.SIGINT))  # `redco launch` blocks them until now
     os.register_at_fork(after_in_child=_forget)
 
@@ -31,7 +35,8 @@ def main() -> None:
 
 def _forget() -> None:
     for number in _HEARD:
-        signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _end_at_once(number: int, _frame: FrameType | None) -> None:

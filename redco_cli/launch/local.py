@@ -17,10 +17,11 @@ from typing import IO, TextIO
 from redco_cli.errors import UsageError
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
 from redco_cli.runtime.simulated_devices import simulate_devices
+from redco_cli.runtime.stopping.handlers import is_ignored
 
 COMMANDS = ("train", "eval", "predict")
 """What can be done by several processes."""
-_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _PATIENCE = (20.0, 10.0)  # seconds for the others to end by themselves after a failure, and once they are asked to
 _LOOK = 0.05
 _PROGRAM = ("-m", "redco_cli")
@@ -65,7 +66,7 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     def hear(number: int, _frame: FrameType | None) -> None:
         heard.append(number)  # no more: it may come while a child is started and not yet in the list
 
-    previous = {number: signal.signal(number, hear) for number in _FORWARDED}
+    previous = {number: signal.signal(number, hear) for number in _FORWARDED if not is_ignored(number)}
     try:
         for process in range(processes):
             started.append(_start(command, {**shared, PROCESS: str(process)}))

@@ -1,4 +1,4 @@
-"""Ending a run by a signal: SIGINT, SIGTERM or SIGUSR1 to any process, and all save at the same step.
+"""Ending a run by a signal: SIGINT, SIGTERM, SIGUSR1 or SIGHUP to any process, and all save at the same step.
 
 In: signals. Out: a `StopRequest` that the training loop asks after each step, and `Stopped`, raised between two batches
 of evaluation or prediction; then exit code 75 (requeue) or 130 (Ctrl-C).

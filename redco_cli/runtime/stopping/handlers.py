@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""The signals that ask a run to end."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""The signals that ask a run to end; SIGHUP, of a terminal that is closed, unless `nohup` has it ignored."""
 Handler = Callable[[int, FrameType | None], None]
 
 _active: list[Mapping[signal.Signals, Handler]] = []
@@ -24,6 +24,7 @@ def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
         yield
         return
     _leave_children_alone()
+    handlers = {number: handler for number, handler in handlers.items() if not is_ignored(number)}
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     _active.append(handlers)
     try:
@@ -32,6 +33,11 @@ def handling(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
         _active.pop()
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def is_ignored(number: int) -> bool:
+    """Whether `nohup` asked that the end of a terminal be no end of the program."""
+    return number == signal.SIGHUP and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 @functools.cache
@@ -45,6 +51,7 @@ def _leave_children_alone() -> None:
         if _active:
             signal.set_wakeup_fd(-1)
             for number in STOP_SIGNALS:
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+                if not is_ignored(number):
+                    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=forget)

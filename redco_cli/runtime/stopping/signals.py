@@ -38,8 +38,8 @@ class StopRequest:
     """Set by a signal, read by the loop at its points.
 
     Attributes:
-        exit_code: None while nothing is to stop; 130 after Ctrl-C; 75 after SIGTERM or SIGUSR1 (requeue me). With
-            several processes it changes only within `due`.
+        exit_code: None while nothing is to stop; 130 after Ctrl-C; 75 after the others (requeue me). With several
+            processes it changes only within `due`.
         is_reached: whether a point to stop at has come; what is left is to save.
         reason: what asked it to stop.
     """
@@ -143,7 +143,7 @@ def in_one_piece() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_on_signal(tell: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Catches SIGINT, SIGTERM and SIGUSR1 while the context lasts; elsewhere than in the main thread, none.
+    """Catches the stop signals while the context lasts; elsewhere than in the main thread, none.
 
     The processes of a run stop together.
 

@@ -206,6 +206,30 @@ def test_a_signal_while_the_command_is_being_imported_asks_for_a_requeue(number:
     assert (child.returncode, said) == (75, f"{signal.Signals(number).name}: nothing was to be saved\n")
 
 
+HANGUP = """
+import os, signal, sys, time
+signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
+from redco_cli.__main__ import hear_early
+hear_early()
+import redco_cli.runtime.stopping.signals as signals
+with signals.stop_on_signal(lambda text: print(text, flush=True)) as request:
+    os.kill(os.getpid(), signal.SIGHUP)
+    for _ in range(20):
+        time.sleep(0.05 * (request.exit_code is None))
+    print(request.exit_code)
+print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [("SIG_DFL", "SIGHUP: stopping and saving after this step\n75\nFalse\n"), ("SIG_IGN", "None\nTrue\n")],
+)
+def test_the_end_of_a_terminal_is_a_stop_unless_nohup_says_otherwise(before: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HANGUP, before], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")
+
+
 ABORTS = """
 import ctypes, sys, threading, time
 from redco_cli.runtime.rendezvous.join import _put_off_aborts
