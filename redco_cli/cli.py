@@ -87,7 +87,7 @@ def predict(
     """Predict a JSON-lines file, a text or the eval data. In order, each example once; files continue if killed."""
     from redco_cli.recipe.load import find_run
 
-    check_prompt(prompt, chats, input_file, output_file, show)
+    check_prompt(prompt, chats, input_file, output_file, show, as_json)
     with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error, hush):
         if chats:
             converse(target, overrides or (), checkpoint)

@@ -25,7 +25,7 @@ from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.own_module import own_model
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.several import MAIN, assembled, members_of
+from redco_cli.models.several import MAIN, assembled, constant_of, members_of, without
 from redco_cli.plugin.calls import call_collate, call_loss, call_predict, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.examples import guard_examples, reading
@@ -111,12 +111,13 @@ class Job:
         return call_predict(self.plugin, variables.told(self.context("predict")), variables.params, batch, rng)
 
     def first_state(self, params: Params) -> Any:
-        """The plugin's state before the first step; None where it keeps none. Traceable."""
-        return init_state(self.plugin, self.context("train"), params)
+        """The plugin's state before the first step, from the parameters that may change; None without. Traceable."""
+        return init_state(self.plugin, self.context("train"), without(params, constant_of(self.model)))
 
     def update_state(self, variables: Variables, stats: Stats) -> Any:
         """The plugin's state after an update; see `plugin.state.update_state`. Traceable."""
-        return update_state(self.plugin, self.context("train"), variables, stats)
+        changing = replace(variables, params=without(variables.params, constant_of(self.model)))
+        return update_state(self.plugin, self.context("train"), changing, stats)
 
     @functools.cached_property
     def abstract(self) -> Variables:
@@ -198,7 +199,8 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
     """
     first: Batch | None = None
     try:
-        job.abstract.using(job.recipe.predict.use)
+        if job.recipe.predict.use is not None:
+            job.abstract.using(job.recipe.predict.use)
     except ValueError as error:
         remedy = "name what init_state returns by that name: parameters of the model"
         raise RecipeError(job.where("predict.use"), str(error), remedy) from None

@@ -68,7 +68,9 @@ def runs(
     show_comparison((one, other), plot, as_json)
 
 
-def check_prompt(prompt: str | None, chats: bool, input_file: str | None, output_file: str | None, show: int) -> None:
+def check_prompt(
+    prompt: str | None, chats: bool, input_file: str | None, output_file: str | None, show: int, as_json: bool
+) -> None:
     """Refuses options of `redco predict` that a prompt, a chat, or an input that is no file leaves nothing to do.
 
     Raises:
@@ -76,7 +78,7 @@ def check_prompt(prompt: str | None, chats: bool, input_file: str | None, output
     """
     asked = "--chat" if chats else "--prompt"
     others = {"--input": input_file, "--output": output_file, "--show": show or None}
-    others |= {"--prompt": prompt} if chats else {}
+    others |= {"--prompt": prompt, "--json": as_json or None} if chats else {}
     for option, value in others.items() if chats or prompt is not None else ():
         if value is not None:
             raise UsageError(asked, f"{option} is given too, and the two exclude each other", "keep one of them")
@@ -116,7 +118,7 @@ def _typed() -> Iterator[str]:
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)  # noqa: T201 - rich would end the line
-        line = sys.stdin.readline()
+        line = sys.stdin.buffer.readline().decode(errors="replace")
         if not line:
             return
         if line.strip():

@@ -61,7 +61,8 @@ def load_model(
         model: which one of a run that trains several.
 
     Returns:
-        The model and its parameters: `model(params, input_ids)`, `model.generate(params, input_ids)`; of a plugin's own
+        The model and its parameters, of a run those of training whatever `predict.use` says: `model(params,
+        input_ids)`, `model.generate(params, input_ids)`; of a plugin's own
         module `model(params, ...)`, with what its `__call__` takes.
 
     Raises:
@@ -106,11 +107,19 @@ def _from_run(stored: StoredModel, mesh: Mesh | None, name: str) -> tuple[AnyMod
             )
             raise PluginError(loaded.where("plugin.module"), problem, remedy)
         model = _member(_own_job(loaded, stored.init_shapes).model, name, "load_model")
+        _refuse_collections(model)
     places = model_shardings(model, mesh, loaded.where)
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), model.abstract, places
     )
     return model, stored.checkpoints.restore_params(stored.step, abstract, name)
+
+
+def _refuse_collections(model: AnyModel) -> None:
+    """Refuses a module that is no model without what the plugin's state keeps of it."""
+    if isinstance(model, ModuleModel) and model.collections:
+        problem = f"the module keeps {', '.join(model.collections)} besides its parameters, in the state of its plugin"
+        raise ModelError(model.where, problem, "use it from its run: redco predict RUN, or predict_examples in Python")
 
 
 def _member(model: Any, name: str, where: str) -> AnyModel:
@@ -171,6 +180,7 @@ def export(
     else:
         job = _own_job(loaded, stored_shapes(loaded, directory, checkpoint))
     chosen, section = _member(job.model, model, "--model"), section_of(loaded.recipe, model)
+    _refuse_collections(chosen)
     placement = _spread(job)
     with explaining_out_of_memory(job, placement, "export"):
         variables, origin = trained_variables(job, placement, directory, checkpoint)

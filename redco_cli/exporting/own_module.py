@@ -73,9 +73,7 @@ def export_own_module(
         PluginError: the plugin imports what cannot go along, or does not work away from its own directory.
     """
     directory, files, model = directory.absolute(), plugin_files(job.plugin), members_of(job.model)[name]
-    if model.collections:
-        problem = f"the module keeps {', '.join(model.collections)} besides its parameters, which no export holds"
-        raise ModelError(model.where, problem, "use it from its run: redco predict RUN")
+    built = next(one for one, other in members_of(job.model).items() if other is model)
     tensors = parameter_tensors(params, dtype)
     unwritten = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors if tensor.dtype not in WRITTEN]
     if unwritten:
@@ -91,7 +89,7 @@ def export_own_module(
         text = dump_yaml(_portable(job, moved=bool(files)).model_dump(mode="json"))
         first = f"# of an exported model, by redco {__version__}; paths are without the folders they were in\n"
         (partial / _RECIPE).write_text(first + text, encoding="utf-8")
-        document = {"model": name, "batch": job.init_shapes}
+        document = {"model": built, "batch": job.init_shapes}
         (partial / SHAPES_NAME).write_text(json.dumps(document) + "\n", encoding="utf-8")
 
     return write_whole(tensors, directory, "flax", describe, lambda made: _difference(model, params, tensors, made))
@@ -204,7 +202,9 @@ def _portable(job: Job, *, moved: bool) -> Recipe:
         job: its recipe.
         moved: whether the plugin goes along.
     """
-    recipe = without_folders(job.recipe).model_copy(update={"models": {}})
+    recipe = without_folders(job.recipe)
+    predict = recipe.predict.model_copy(update={"use": None})  # what it means is what is exported
+    recipe = recipe.model_copy(update={"models": {}, "predict": predict})
     if moved and job.plugin.name.endswith(".py"):
         module = f"{_PLUGIN}/{Path(job.plugin.file).name}"
         recipe = recipe.model_copy(update={"plugin": recipe.plugin.model_copy(update={"module": module})})

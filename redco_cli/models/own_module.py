@@ -139,15 +139,17 @@ def own_model(plugin: LoadedPlugin, ctx: Context, batch: Mapping[str, Any]) -> M
     assert plugin.build_model is not None
     with guarded(where, "build_model", plugin.file):
         built = plugin.build_model(ctx)
-        modules = dict(built) if isinstance(built, Mapping) else {"": built}
-        for module in modules.values():
-            if not isinstance(module, nn.Module):
+        modules = dict(built) if isinstance(built, Mapping) else {"model": built}
+        for name, module in modules.items():
+            if not isinstance(module, nn.Module) or not (isinstance(name, str) and name.isidentifier()):
                 problem = f"returned {built!r:.60}, which is no flax.linen.Module, nor a dict of such by name"
                 raise PluginError(where, problem, "return an instance of one: return Net(...)")
         found = {
             name: module_model(module, batch, where, seed=seed, keeps_state=keeps) for name, module in modules.items()
         }
-        return found if isinstance(built, Mapping) else found[""]
+        if not found:
+            raise PluginError(where, "returned no module", "return an instance of one: return Net(...)")
+        return found if isinstance(built, Mapping) else found["model"]
 
 
 def module_model(

@@ -95,6 +95,12 @@ def section_of(recipe: Recipe, name: str) -> ModelSection:
     return recipe.model.model_copy(update=own)
 
 
+def unsaved(recipe: Recipe) -> frozenset[str]:
+    """The models that are in no checkpoint: never updated, and with weights or a run that their parameters are from."""
+    frozen = (name for name, given in recipe.models.items() if given.frozen)
+    return frozenset(name for name in frozen if (one := section_of(recipe, name)).params or one.name)
+
+
 def assembled(recipe: Recipe, built: Any, where: Callable[[str], str]) -> Any:
     """All models of a recipe as one; where there is only one, that.
 
@@ -104,7 +110,7 @@ def assembled(recipe: Recipe, built: Any, where: Callable[[str], str]) -> Any:
         where: dotted recipe key to its place.
 
     Raises:
-        RecipeError: a model has no architecture.
+        RecipeError: a model has no architecture, or two.
         ModelError: as `resolve_model`.
     """
     members = dict(built) if isinstance(built, Mapping) else {MAIN: built}
@@ -113,6 +119,9 @@ def assembled(recipe: Recipe, built: Any, where: Callable[[str], str]) -> Any:
     for name, given in recipe.models.items():
         section = section_of(recipe, name)
         if name in members:
+            if given.name is not None or given.config is not None:
+                problem = "has an architecture of its own here, but build_model returns one of that name"
+                raise RecipeError(where(f"models.{name}"), problem, "leave out name and config, or take another name")
             continue
         if section.name is None and section.config is None:
             if MAIN not in members:

@@ -104,7 +104,8 @@ class Context:
     """What the functions of a plugin are told.
 
     Attributes:
-        model: a `plugin.model.Model`; None inside `build_model`, `init_batch` and `load_examples` before there is one.
+        model: a `plugin.model.Model`; None where there are several and none is called `model`, and before there is one
+            (`build_model`, `init_batch`, `load_examples`).
         models: all models of the run by name: `model`, those of `models` of the recipe, or what `build_model` returned.
             Where there are several, parameters are a mapping too: `params["teacher"]`.
         tokenizer: the model's tokenizer, or its processor (images, audio); None when there is none.
@@ -136,7 +137,8 @@ class Run(Protocol):
 
     ctx: Context
     params: Params
-    """The current parameters; assign to replace them (federated averaging). The optimizer state stays."""
+    """The current parameters; assign to replace them (federated averaging). The optimizer state stays. Those of frozen
+    `models` are no one's to replace: assign what they were."""
     state: dict[str, Any] | None
     """What the loop keeps between boundaries, the same on every process: a dict of arrays, numbers, text, lists, dicts.
     None in a fresh run. It is in every checkpoint: `run_fn`, called from its first line when a run continues,
@@ -234,7 +236,9 @@ class Plugin(Protocol):
         ...
 
     def init_state(self, ctx: Context, params: Params) -> Any:
-        """State before the first step: a pytree of arrays, from the first parameters. Traced by JAX.
+        """State before the first step: arrays by name, from the first parameters. Traced by JAX.
+
+        Those of frozen `models` are not among `params`, here and in `update_state`.
 
         For what is no parameter but changes with training: moving averages, target networks, the statistics of batch
         normalisation, counters. It is saved and restored with the parameters. A leaf lies as a parameter does if its

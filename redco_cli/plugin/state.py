@@ -71,6 +71,9 @@ def init_state(plugin: LoadedPlugin, ctx: Context, params: Params) -> Any:
     with guarded(where, "init_state", plugin.file):
         state = plugin.init_state(ctx, params)
     for path, leaf in jax.tree.leaves_with_path(state):
+        if not path:
+            problem = f"returned {leaf!r:.40} alone, and checkpoints keep arrays by name"
+            raise PluginError(where, problem, 'return a dict of arrays, such as {"count": 0}')
         if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float):
             problem = f"{_path(path)} is {leaf!r:.40}, which is no array"
             raise PluginError(where, problem, "return a pytree of arrays; keep other things in options")
@@ -154,4 +157,4 @@ def _pair(value: Any, weight: Any, where: str, what: str) -> tuple[Any, Any]:
 
 
 def _path(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator="/") or "the state"
+    return jax.tree_util.keystr(path, simple=True, separator="/") or "it"

@@ -22,6 +22,7 @@ from redco_cli.errors import PluginError, StorageError, UsageError
 from redco_cli.job import Job
 from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.plugin.contract import Example
+from redco_cli.plugin.sources import plugin_files
 from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predictor import Done, Predictor
 from redco_cli.recipe.load import shown
@@ -155,10 +156,14 @@ def _identity(job: Job, origin: str, batch_size: int) -> dict[str, Any]:
 
 
 def _code(job: Job) -> str:
-    """A hash of the plugin's source, and of the files of the functions that it has from elsewhere."""
+    """A hash of the plugin's source, of what it imports from beside it, and of where functions of it are from."""
+    own: list[Path] = []
+    with contextlib.suppress(PluginError):  # it imports from elsewhere too, which only an export refuses
+        own += plugin_files(job.plugin).values()
     functions = [inspect.unwrap(value) for value in vars(job.plugin).values() if callable(value)]
     names = {function.__code__.co_filename for function in functions if inspect.isfunction(function)}
-    files = sorted({Path(name).resolve() for name in (job.plugin.file, *names)})
+    places: set[str | Path] = {job.plugin.file, *names, *own}
+    files = sorted({Path(place).resolve() for place in places})
     return _hash(file.read_bytes() for file in files if file.is_file())
 
 

@@ -137,17 +137,20 @@ def _moved(before: Mapping[str, Any], now: Any, old: Path, new: Path, prefix: st
         if isinstance(value, Mapping) and any(one.startswith(f"{key}.") for one in _PATH_KEYS):
             found[name] = _moved(value, present, old, new, f"{key}.")
         elif key == "models":
-            found[name] = {one: _moved_model(section, present, one, old, new) for one, section in value.items()}
+            main = now["model"]["params"] if isinstance(now, Mapping) else None
+            found[name] = {one: _moved_model(section, present, one, old, new, main) for one, section in value.items()}
         else:
             found[name] = present if key in _PATH_KEYS and _rebased(value, old, new) == present else value
     return found
 
 
-def _moved_model(section: Mapping[str, Any], now: Any, name: str, old: Path, new: Path) -> Mapping[str, Any]:
-    """One of `models`, whose `params` may name a checkpoint in what the present recipe names."""
-    present = now.get(name) if isinstance(now, Mapping) else None
-    rebased = {key: _rebased(section.get(key), old, new) for key in ("name", "tokenizer", "params")}
-    known = {key: (present or {}).get(key) for key in rebased}
+def _moved_model(
+    section: Mapping[str, Any], now: Any, name: str, old: Path, new: Path, main: str | None
+) -> Mapping[str, Any]:
+    """One of `models`, whose `params` may name a checkpoint in what the present recipe, or its `model`, names."""
+    present = (now.get(name) if isinstance(now, Mapping) else None) or {}
+    known = {"name": present.get("name"), "params": present.get("params") or main}
+    rebased = {key: _rebased(section.get(key), old, new) for key in known}
     within = rebased["params"] and str(Path(rebased["params"]).parent) == known["params"]
     same = {key: value for key, value in rebased.items() if value == known[key] or (key == "params" and within)}
     return {**section, **same}

@@ -29,6 +29,7 @@ from redco_cli.training.optimizer import with_schedules_of
 from redco_cli.training.patience import Patience
 from redco_cli.training.records.metrics import Meter
 from redco_cli.training.records.observer import Observer
+from redco_cli.training.saving.constant import refuse_new_constants
 from redco_cli.training.saving.outer_state import SavedOuterState
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.setup import Setup
@@ -90,6 +91,8 @@ class TrainingRun:
 
     @params.setter
     def params(self, params: Params) -> None:
+        setup = self._setup
+        refuse_new_constants(params, setup.meta.digests, setup.placement.mesh, setup.job.plugin.file)
         frozen = frozenset(paths(self._state.frozen))
         trainable, rest = partition(params, frozen)
         old = self._state

@@ -17,7 +17,7 @@ from redco_cli.console import TrainProgress, note, warn
 from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
 from redco_cli.job import Job
-from redco_cli.models.several import MAIN, constant_of
+from redco_cli.models.several import MAIN, unsaved
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
@@ -215,7 +215,7 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
 
 def _about(job: Job, placement: Placement, timeline: Timeline, state: TrainState, recipe: Mapping[str, Any]) -> Meta:
     """What every checkpoint says of a run, as of step 0."""
-    constants = {name: state.frozen[name] for name in constant_of(job.model)}
+    constants = {name: state.frozen[name] for name in unsaved(job.recipe)}
     return Meta(
         step=0,
         metric=None,

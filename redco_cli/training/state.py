@@ -121,5 +121,5 @@ def _meant(pattern: str, known: Sequence[str]) -> str:
     for path in known:
         name, _, rest = path.partition("/")
         if re.fullmatch(pattern, rest):
-            return f"did you mean {name}/{pattern}? it must match whole paths"
+            return f"did you mean {name}/(?:{pattern})? it must match whole paths"
     return f"paths look like {', '.join(known[:3])}"

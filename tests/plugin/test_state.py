@@ -49,6 +49,11 @@ def test_state_holds_arrays_only():
     assert "names/0 is 'a', which is no array" in text
 
 
+def test_state_has_names():
+    text = refused(lambda: init_state(plugin(init_state=lambda ctx, params: jnp.zeros(2)), context(), PARAMS))
+    assert "checkpoints keep arrays by name" in text
+
+
 def test_it_is_updated_with_the_new_parameters_means_and_the_step():
     def update(ctx, state, params, stats):
         return {"sum": params["b"].sum() + stats["mean"] + ctx.step}

@@ -12,7 +12,7 @@ name. Only then is the one before it deleted, and `checkpoint-<step>` its name.
 
 Three items: `params`, `training` (optimizer state and counters), `meta` (JSON: step, the metric that ranks it, the best
 of the run so far, the resolved recipe, the position in data of unknown length); and where there is any, `state` of the
-plugin (with `params` all that prediction needs), and `outer`, the arrays of a `run_fn`. Neither the random keys nor the
+plugin, and `outer`, the arrays of a `run_fn`. Neither the random keys nor the
 position in other data are among them: both follow from the seed and the step.
 """
 

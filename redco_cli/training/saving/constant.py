@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from redco_cli.errors import ModelError, StorageError
+from redco_cli.errors import ModelError, PluginError, StorageError
 from redco_cli.models.several import section_of
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
@@ -44,7 +44,7 @@ def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> Loa
     for name in names:
         params = find_params(section_of(recipe, name).params or "", loaded.directory)
         if before is None:
-            pinned = found[name].checkpoints.path(found[name].step)
+            pinned = found[name].checkpoints.directory / f"checkpoint-{found[name].step}"
         else:
             pinned = Path(before.get("models", {}).get(name, {}).get("params") or params)
         if pinned not in (params, params / pinned.name):
@@ -103,3 +103,22 @@ def refuse_others(
         if known.get(name, digest) != digest:
             problem = f"its parameters are not those that {checkpoint} was trained with"
             raise ModelError(where(f"models.{name}"), problem, "restore its weights, or choose another output_dir")
+
+
+def refuse_new_constants(params: Params, known: Mapping[str, str], mesh: Mesh, file: str) -> None:
+    """Refuses other parameters for models that are in no checkpoint: a run that continues would not find them.
+
+    Args:
+        params: that a `run_fn` assigns.
+        known: the digests of these models.
+        mesh: the devices.
+        file: the plugin's.
+
+    Raises:
+        PluginError: naming the first model that is not the same.
+    """
+    for name, digest in known.items():
+        if digests({name: params.get(name)}, mesh)[name] != digest:
+            problem = f"run.params was given other parameters for {name}, which is frozen and in no checkpoint"
+            remedy = f'keep them: {{**params, "{name}": run.params["{name}"]}}; what changes belongs into init_state'
+            raise PluginError(f"{file}: run_fn", problem, remedy)

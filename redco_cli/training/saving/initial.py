@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import check_initial, initial_params
-from redco_cli.models.several import MAIN, Models, constant_of, members_of, place_of_model, section_of
+from redco_cli.models.several import MAIN, Models, constant_of, members_of, place_of_model, section_of, unsaved
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
@@ -98,10 +98,11 @@ def check_initial_params(job: Job, initial: Mapping[str, InitialCheckpoint]) -> 
         StorageError: a checkpoint cannot be read.
     """
     for name, model in members_of(job.model).items():
-        if name not in initial:
+        given = _given(job, name, initial)
+        if given is None:
             check_initial(model, section_of(job.recipe, name))
         else:
-            _refuse_mismatches(model, name, initial[name])
+            _refuse_mismatches(model, name, given)
 
 
 def _refuse_mismatches(model: Any, name: str, given: InitialCheckpoint) -> None:
@@ -134,18 +135,23 @@ def load_initial_params(
     several = isinstance(job.model, Models)
     for name in members_of(job.model):
         places = placement.params[name] if several else placement.params
-        params[name], new = _load_model(job, name, places, initial.get(name))
+        params[name], new = _load_model(job, name, places, _given(job, name, initial))
         fresh += [f"{name}/{path}" if several else path for path in new]
     return params if several else params[MAIN], tuple(fresh)
 
 
+def _given(job: Job, name: str, initial: Mapping[str, InitialCheckpoint]) -> InitialCheckpoint | None:
+    """Where a model begins: modules that only the plugin names begin with what `model.params` has under their names."""
+    return initial.get(name, None if name in job.recipe.models else initial.get(MAIN))
+
+
 def load_constants(job: Job, placement: Placement) -> Params:
-    """The parameters of the models that are never updated, by name; on the mesh.
+    """The parameters of the models that are in no checkpoint, by name; on the mesh.
 
     Raises:
         ModelError, StorageError: as `load_initial_params`.
     """
-    names = constant_of(job.model)
+    names = unsaved(job.recipe)
     initial = find_initial_checkpoints(job.loaded, names)
     return {name: _load_model(job, name, placement.params[name], initial.get(name))[0] for name in names}
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from redco_cli.errors import StorageError
 from redco_cli.job import Job
-from redco_cli.models.several import MAIN, constant_of
+from redco_cli.models.several import MAIN, unsaved
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
@@ -27,8 +27,6 @@ from redco_cli.training.saving.selection import (
     skip_without_meta,
     steps_of,
 )
-
-_ITEMS = ("params", "state")
 
 
 def trained_variables(
@@ -57,7 +55,7 @@ def trained_variables(
         return _first(job, placement, params), initial[MAIN].name if MAIN in initial else str(section.name)
     if choice not in ("last", "best"):
         checkpoints, step = named_checkpoint(choice, job.recipe, where, "last, best")
-        refuse_damaged(checkpoints, step, _ITEMS)
+        refuse_damaged(checkpoints, step, _items(job))
         return _restored(job, placement, checkpoints, step), shown(checkpoints.path(step))
     if choice == "best":
         skip_without_meta(own)
@@ -65,14 +63,19 @@ def trained_variables(
     if not candidates:
         problem = "holds no evaluated checkpoint" if steps else "holds no checkpoint"
         raise StorageError(shown(directory), problem, "train first: redco train")
-    step = first_undamaged(own, candidates, _ITEMS)
+    step = first_undamaged(own, candidates, _items(job))
     return _restored(job, placement, own, step), shown(own.path(step))
+
+
+def _items(job: Job) -> tuple[str, ...]:
+    """What must be whole of a checkpoint to predict with it: which models it was trained beside is in `meta`."""
+    return ("params", "state", "meta") if unsaved(job.recipe) else ("params", "state")
 
 
 def _restored(job: Job, placement: Placement, checkpoints: Checkpoints, step: int) -> Variables:
     """What a checkpoint holds, and the parameters of the models that it was trained beside."""
     variables = checkpoints.restore_variables(step, _placed(job, placement))
-    if not constant_of(job.model):
+    if not unsaved(job.recipe):
         return variables
     meta = checkpoints.meta(step)
     now = pin_paths(job.loaded).recipe.model_dump(mode="json")

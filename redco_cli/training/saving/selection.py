@@ -12,6 +12,7 @@ from pathlib import Path
 
 from redco_cli.console import warn
 from redco_cli.errors import StorageError
+from redco_cli.models.several import unsaved
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
@@ -20,8 +21,7 @@ from redco_cli.training.saving.checkpoint import Checkpoints
 
 def own_checkpoints(directory: Path, recipe: Recipe) -> Checkpoints:
     """The checkpoints of a run's output directory."""
-    constants = {name for name, section in recipe.models.items() if section.frozen}
-    return Checkpoints(directory, recipe.checkpoint.keep, recipe.eval.best_mode, constants)
+    return Checkpoints(directory, recipe.checkpoint.keep, recipe.eval.best_mode, unsaved(recipe))
 
 
 def steps_of(checkpoints: Checkpoints) -> list[int]:
