@@ -102,7 +102,7 @@ def logits(run: str, step: int, prefix: str = "['params']") -> np.ndarray:
 
 
 @pytest.mark.usefixtures("distilled")
-@pytest.mark.parametrize("mesh", ["mesh.data=1", CUBE])
+@pytest.mark.parametrize("mesh", [pytest.param("mesh.data=1", marks=pytest.mark.slow), CUBE])
 def test_a_teacher_is_loaded_and_never_saved(mesh):
     plain = [TEACHER, mesh, "eval.predict=false"]
     train("recipe.yaml", [*plain, "output_dir=whole"])
@@ -242,7 +242,7 @@ def test_one_model_of_several_begins_another_run(distilled):
     np.testing.assert_allclose(logits("run", 1), logits("student", 12, "['params']['model']"), rtol=1e-6)
 
 
-@pytest.mark.parametrize("mesh", ["mesh.data=1", CUBE])
+@pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param(CUBE, marks=pytest.mark.slow)])
 def test_two_modules_with_an_optimizer_each(project, mesh):
     with (project / "plugin.py").open("a") as file:
         file.write(ADVERSARIAL)

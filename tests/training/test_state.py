@@ -129,7 +129,7 @@ def test_state_follows_every_update():
 
 
 @pytest.mark.usefixtures("averaged")
-@pytest.mark.parametrize("mesh", ["mesh.data=1", CUBE])
+@pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param(CUBE, marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_has_the_same_state(mesh):
     train("recipe.yaml", [mesh, "output_dir=whole"])
     interrupted(5, mesh)
@@ -172,7 +172,7 @@ def test_predictions_know_state_and_step_and_may_use_averaged_parameters():
     assert not np.allclose(logits("['params']"), logits("['state']['ema']"), atol=0.01)
 
 
-@pytest.mark.parametrize("mesh", ["mesh.data=4", CUBE])
+@pytest.mark.parametrize("mesh", [pytest.param("mesh.data=4", marks=pytest.mark.slow), CUBE])
 def test_batch_statistics_are_those_of_one_device(project, mesh):
     with (project / "plugin.py").open("a") as file:
         file.write(NORMED)

@@ -6,6 +6,7 @@ import json
 import resource
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -156,6 +157,38 @@ def test_a_checkpoint_under_the_name_of_another_is_refused(run: Path) -> None:
         "run/checkpoint-14: is damaged and cannot be read: it says that it is of step 12\n"
         "  -> move it away to fall back to checkpoint-9"
     )
+
+
+SAVES = """
+import dataclasses, gc, sys
+from pathlib import Path
+import jax, jax.numpy as jnp, optax
+from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.meta import Meta
+from redco_cli.training.state import new_state
+
+checkpoints = Checkpoints(Path(sys.argv[1]), 2, "min")
+state = jax.device_put(new_state({"w": jnp.zeros((50, 50))}, frozenset(), optax.adam(1.0)), jax.devices()[0])
+
+
+def resident(first, last):
+    for step in range(first, last):
+        checkpoints.save(dataclasses.replace(state, step=jnp.int32(step)), Meta(step, None, None, False, {}))
+    checkpoints.wait()
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4
+
+
+before = resident(0, 60)
+print((resident(60, 260) - before) / 200)
+"""
+
+
+@pytest.mark.slow
+def test_saves_leave_little_memory_behind(tmp_path: Path) -> None:
+    """13 KiB each were seen, of orbax and tensorstore; 45 KiB while it collected metrics for a log."""
+    done = subprocess.run([sys.executable, "-c", SAVES, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 28
 
 
 def test_what_earlier_versions_did_not_say_is_as_it_was_then() -> None:
