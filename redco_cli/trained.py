@@ -19,7 +19,7 @@ from redco_cli.job import Job, prepare
 from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
 from redco_cli.models.own_module import ModuleModel
 from redco_cli.models.resolve import load_named_model, model_shardings, resolve_model
-from redco_cli.models.several import MAIN, Models, members_of, section_of
+from redco_cli.models.several import MAIN, Models, members_of, section_of, unsaved
 from redco_cli.models.weights.load import checkpoint_directory
 from redco_cli.placement import Placement, place
 from redco_cli.planning.choice import memory_of_a_device
@@ -61,12 +61,12 @@ def load_model(
         model: which one of a run that trains several.
 
     Returns:
-        The model and its parameters, of a run those of training whatever `predict.use` says: `model(params,
-        input_ids)`, `model.generate(params, input_ids)`; of a plugin's own
-        module `model(params, ...)`, with what its `__call__` takes.
+        The model and its parameters, of a run those of training whatever `predict.use` says:
+        `model(params, input_ids)`, `model.generate(params, input_ids)`; of a plugin's own module `model(params, ...)`,
+        with what its `__call__` takes.
 
     Raises:
-        ModelError: there is no such model, or it cannot be loaded as it is.
+        ModelError: there is no such model, it cannot be loaded as it is, or it needs more than parameters.
         StorageError: a run has no checkpoint that is whole.
         PluginError: the plugin of a run is gone, or fails.
         DeviceError: the parameters cannot be split over the mesh.
@@ -91,7 +91,7 @@ def load_model(
 
 def _from_run(stored: StoredModel, mesh: Mesh | None, name: str) -> tuple[AnyModel, Params]:
     loaded = stored.loaded
-    if name in loaded.recipe.models and loaded.recipe.models[name].frozen:
+    if name in unsaved(loaded.recipe):
         problem = f"{name} was never updated, and is in no checkpoint"
         raise ModelError(loaded.where(f"models.{name}"), problem, "load it from where it is from")
     if name == MAIN and _is_named(loaded):

@@ -192,6 +192,7 @@ def test_a_reference_without_weights_of_its_own_is_in_checkpoints():
     train("recipe.yaml", [*plain, "output_dir=whole"])
     kernels = [final_state("whole", 12)[f"['params']['{name}']['hidden']['kernel']"] for name in ("model", "teacher")]
     assert [kernel.dtype.name for kernel in kernels] == ["float32", "bfloat16"]
+    np.testing.assert_array_equal(load_model("whole", model="teacher")[1]["hidden"]["kernel"], kernels[1])
     interrupted(5, *plain)
     train("recipe.yaml", plain)
     assert_same_run("run", "whole")
