@@ -77,19 +77,12 @@ def metric_fn(ctx, examples, predictions):
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def distilled(project: Path) -> Path:
+def distilled(tiny_project: Path) -> Path:
     """A run `teacher` of six steps, and a plugin whose loss is pulled towards it."""
     train("recipe.yaml", ["mesh.data=1", "output_dir=teacher", "train.steps=6", "checkpoint.keep=9"])
-    with (project / "plugin.py").open("a") as file:
+    with (tiny_project / "plugin.py").open("a") as file:
         file.write(DISTILLED)
-    return project
+    return tiny_project
 
 
 EXAMPLE = {"x": np.linspace(-1, 1, 8).astype(np.float32), "y": 0, "id": 0}
@@ -244,8 +237,8 @@ def test_one_model_of_several_begins_another_run(distilled):
 
 
 @pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param(CUBE, marks=pytest.mark.slow)])
-def test_two_modules_with_an_optimizer_each(project, mesh):
-    with (project / "plugin.py").open("a") as file:
+def test_two_modules_with_an_optimizer_each(tiny_project, mesh):
+    with (tiny_project / "plugin.py").open("a") as file:
         file.write(ADVERSARIAL)
     train("recipe.yaml", [mesh, "output_dir=whole"])
     first = final_state("whole", 6)
@@ -292,8 +285,8 @@ def test_a_digest_is_of_the_numbers_and_not_of_their_places():
         assert digests({"t": {"w": jax.device_put(other, jax.devices()[0])}}, one) != expected
 
 
-def test_one_of_several_modules_is_exported_and_loaded(project):
-    with (project / "plugin.py").open("a") as file:
+def test_one_of_several_modules_is_exported_and_loaded(tiny_project):
+    with (tiny_project / "plugin.py").open("a") as file:
         file.write(ADVERSARIAL)
     train("recipe.yaml", ["mesh.data=1", "train.steps=2", "eval.predict=false"])
     export("run", output="out", model="critic")

@@ -10,7 +10,7 @@ import pytest
 
 from redco_cli.planning.inspect import inspect_sharding
 from redco_cli.run import evaluate, predict_examples, train
-from tests.training.tiny import assert_same_run, final_state, interrupted, recorded, write_project
+from tests.training.tiny import assert_same_run, final_state, interrupted, recorded
 
 CUBE = "mesh={data: 2, fsdp: 2, tensor: 2}"
 AVERAGED = """
@@ -84,18 +84,11 @@ def predict_fn(ctx, params, batch, rng):
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    write_project(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def averaged(project: Path) -> Path:
+def averaged(tiny_project: Path) -> Path:
     """A plugin with averaged weights, a target network that is renewed every four steps, and counts."""
-    with (project / "plugin.py").open("a") as file:
+    with (tiny_project / "plugin.py").open("a") as file:
         file.write(AVERAGED)
-    return project
+    return tiny_project
 
 
 def state_of(run: str, step: int) -> dict[str, np.ndarray]:
@@ -173,8 +166,8 @@ def test_predictions_know_state_and_step_and_may_use_averaged_parameters():
 
 
 @pytest.mark.parametrize("mesh", [pytest.param("mesh.data=4", marks=pytest.mark.slow), CUBE])
-def test_batch_statistics_are_those_of_one_device(project, mesh):
-    with (project / "plugin.py").open("a") as file:
+def test_batch_statistics_are_those_of_one_device(tiny_project, mesh):
+    with (tiny_project / "plugin.py").open("a") as file:
         file.write(NORMED)
     train("recipe.yaml", ["mesh.data=1", "output_dir=one"])
     train("recipe.yaml", [mesh])
