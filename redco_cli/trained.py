@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
 from redco_cli.console import note
@@ -31,6 +35,7 @@ from redco_cli.recipe.schema import ModelSection
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import parameters_only, read
+from redco_cli.training.saving.files.state_dict import to_state_dict
 from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.selection import own_checkpoints
 from redco_cli.training.saving.stored import StoredModel, is_run, stored_model, stored_shapes
@@ -66,7 +71,8 @@ def load_model(
         with what its `__call__` takes.
 
     Raises:
-        ModelError: there is no such model, it cannot be loaded as it is, or it needs more than parameters.
+        ModelError: there is no such model, it cannot be loaded as it is, or the plugin's state lacks what it keeps
+            besides parameters.
         StorageError: a run has no checkpoint that is whole.
         PluginError: the plugin of a run is gone, or fails.
         DeviceError: the parameters cannot be split over the mesh.
@@ -107,7 +113,8 @@ def _from_run(stored: StoredModel, mesh: Mesh | None, name: str) -> tuple[AnyMod
             )
             raise PluginError(loaded.where("plugin.module"), problem, remedy)
         model = _member(_own_job(loaded, stored.init_shapes).model, name, "load_model")
-        _refuse_collections(model)
+        if isinstance(model, ModuleModel) and model.collections:
+            model = _with_kept(model, stored, name)
     places = model_shardings(model, mesh, loaded.where)
     abstract = jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), model.abstract, places
@@ -115,11 +122,21 @@ def _from_run(stored: StoredModel, mesh: Mesh | None, name: str) -> tuple[AnyMod
     return model, stored.checkpoints.restore_params(stored.step, abstract, name)
 
 
-def _refuse_collections(model: AnyModel) -> None:
-    """Refuses a module that is no model without what the plugin's state keeps of it."""
-    if isinstance(model, ModuleModel) and model.collections:
-        problem = f"the module keeps {', '.join(model.collections)} besides its parameters, in the state of its plugin"
-        raise ModelError(model.where, problem, "use it from its run: redco predict RUN, or predict_examples in Python")
+def _with_kept(model: ModuleModel, stored: StoredModel, name: str) -> ModuleModel:
+    """The model with what it keeps besides its parameters, from the plugin's state in its checkpoint."""
+    wanted, checkpoints, step = jax.eval_shape(model.init_variables), stored.checkpoints, stored.step
+    places = model.places_in(checkpoints.state(step), name)
+    return replace(model, kept={one: checkpoints.restore_state(step, at, wanted[one]) for one, at in places.items()})
+
+
+def _kept_of(model: ModuleModel, state: Any, name: str) -> dict[str, Any]:
+    """What a module keeps besides its parameters, of a plugin's state on devices; on the host of every process."""
+    nested = to_state_dict(state)
+    parts = {one: reduce(getitem, at, nested) for one, at in model.places_in(nested, name).items()}
+    kept: dict[str, Any] = jax.tree.map(
+        lambda leaf: np.asarray(leaf if leaf.is_fully_addressable else process_allgather(leaf, tiled=True)), parts
+    )
+    return kept
 
 
 def _member(model: Any, name: str, where: str) -> AnyModel:
@@ -180,7 +197,6 @@ def export(
     else:
         job = _own_job(loaded, stored_shapes(loaded, directory, checkpoint))
     chosen, section = _member(job.model, model, "--model"), section_of(loaded.recipe, model)
-    _refuse_collections(chosen)
     placement = _spread(job)
     with explaining_out_of_memory(job, placement, "export"):
         variables, origin = trained_variables(job, placement, directory, checkpoint)
@@ -188,7 +204,8 @@ def export(
         params = variables.using(job.recipe.predict.use).params
         params = params[model] if isinstance(job.model, Models) else params
         if isinstance(chosen, ModuleModel):
-            return export_own_module(job, model, params, Path(output), dtype)
+            kept = _kept_of(chosen, variables.state, model)
+            return export_own_module(job, model, params, kept, Path(output), dtype)
         source = None if section.name is None else checkpoint_directory(section, where=job.where)
         tokenizer = job.tokenizer if source is None or section.tokenizer is not None else None
         return export_model(

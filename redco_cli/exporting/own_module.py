@@ -1,6 +1,7 @@
 """The model of a plugin's `build_model` as a directory that `load_model` reads, anywhere, and how it is read.
 
-    model.safetensors         parameters under their paths (`hidden/kernel`); or several files and an index
+    model.safetensors         parameters under their paths (`hidden/kernel`), and variables of other collections under
+                              theirs (`batch_stats/norm/mean`); or several files and an index
     recipe.yaml               the resolved recipe, without the folders of the machine that trained
     batch_shapes.json         names, shapes without the batch dim and types of the batch that the model is built with,
                               and its name, where the plugin builds several
@@ -16,7 +17,8 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +55,12 @@ _AGAIN = "export the run again, or take its files as they were exported"
 
 
 def export_own_module(
-    job: Job, name: str, params: Params, directory: Path, dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    job: Job,
+    name: str,
+    params: Params,
+    kept: Mapping[str, Any],
+    directory: Path,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
 ) -> Exported:
     """Writes the model of a plugin's `build_model` with all that building it again takes, and proves it by doing so.
 
@@ -63,6 +70,7 @@ def export_own_module(
         job: its model, plugin, recipe and tokenizer.
         name: of the model, where the job has several.
         params: of the model.
+        kept: collection to nested dict of arrays: what the model keeps besides them.
         directory: a new or empty one.
         dtype: of parameters of floating point; None for that of each.
 
@@ -74,7 +82,11 @@ def export_own_module(
     """
     directory, files, model = directory.absolute(), plugin_files(job.plugin), members_of(job.model)[name]
     built = next(one for one, other in members_of(job.model).items() if other is model)
-    tensors = parameter_tensors(params, dtype)
+    both = [path for path in kept if path in params]
+    if both:
+        problem = f"{both[0]} is the name of a collection of variables and of a submodule"
+        raise ModelError(model.where, problem, "name the submodule otherwise")
+    tensors = parameter_tensors({**params, **kept}, dtype)
     unwritten = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors if tensor.dtype not in WRITTEN]
     if unwritten:
         problem = f"{len(unwritten)} parameters of a type that safetensors does not hold here: {some(unwritten)}"
@@ -92,7 +104,9 @@ def export_own_module(
         document = {"model": built, "batch": job.init_shapes}
         (partial / SHAPES_NAME).write_text(json.dumps(document) + "\n", encoding="utf-8")
 
-    return write_whole(tensors, directory, "flax", describe, lambda made: _difference(model, params, tensors, made))
+    return write_whole(
+        tensors, directory, "flax", describe, lambda made: _difference(replace(model, kept=kept), params, tensors, made)
+    )
 
 
 def is_own_module(directory: Path) -> bool:
@@ -119,8 +133,15 @@ def read_own_module(
         shapes, name = read_shapes(document["batch"]), str(document["model"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(str(directory / SHAPES_NAME), f"cannot be read: {error}", _AGAIN) from None
-    model = _build(directory, name, shapes, overrides)
-    return model, _read_params(model, directory, shardings(model))
+    model, stored = _build(directory, name, shapes, overrides), open_checkpoint(directory)
+    kept = flatten_dict(jax.eval_shape(model.init_variables) if model.collections else {}, sep="/")
+    params = flatten_dict(model.abstract, sep="/")
+    _check_same(params | kept, stored, directory)
+    values = {path: stored.read(path, ()).astype(leaf.dtype) for path, leaf in kept.items()}
+    model = replace(model, kept=unflatten_dict(values, sep="/"))
+    places = flatten_dict(shardings(model), sep="/")
+    filled = {path: fill(_source(stored, path, leaf), places[path]) for path, leaf in params.items()}
+    return model, unflatten_dict(filled, sep="/")
 
 
 def _build(directory: Path, name: str, shapes: Shapes, overrides: Sequence[str]) -> ModuleModel:
@@ -149,17 +170,14 @@ def _leaving_no_bytecode() -> Iterator[None]:
         sys.dont_write_bytecode = before
 
 
-def _read_params(model: ModuleModel, directory: Path, shardings: Params) -> Params:
-    stored, wanted = open_checkpoint(directory), flatten_dict(model.abstract, sep="/")
+def _check_same(wanted: Mapping[str, Any], stored: Checkpoint, directory: Path) -> None:
+    """Refuses files that do not hold the arrays of a model, given by their paths."""
     shapes = {path: tuple(leaf.shape) for path, leaf in wanted.items()}
     names = sorted(shapes.keys() | stored.shapes.keys())
     wrong = [name for name in names if shapes.get(name) != stored.shapes.get(name)]
     if wrong:
         problem = f"{len(wrong)} parameters are missing, of another shape, or not of the model that its plugin builds"
         raise ModelError(shown(directory), f"{problem}: {some(wrong)}", _AGAIN)
-    places = flatten_dict(shardings, sep="/")
-    params = {path: fill(_source(stored, path, leaf), places[path]) for path, leaf in wanted.items()}
-    return unflatten_dict(params, sep="/")
 
 
 def _source(stored: Checkpoint, path: str, leaf: Any) -> Source:
@@ -175,9 +193,10 @@ def _difference(model: ModuleModel, params: Params, tensors: Sequence[Tensor], d
     """
     check_shared(directory)
     narrowest = narrowest_of(tensors)
-    expected = outputs_of(model, rounded(params, narrowest))
+    expected = outputs_of(replace(model, kept=rounded(model.kept, narrowest)), rounded(params, narrowest))
     again, read = read_own_module(directory, lambda _: jax.tree.map(lambda leaf: leaf.sharding, params))
-    found = outputs_of(again, rounded(read, narrowest if is_mixed(tensors) else None))
+    finer = narrowest if is_mixed(tensors) else None
+    found = outputs_of(replace(again, kept=rounded(again.kept, finer)), rounded(read, finer))
     difference = max((_distance(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)
     if not difference <= TOLERANCE:
         problem = f"what was exported gives other outputs than the model: they differ by {difference:.1e}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError, PluginError
 from redco_cli.plugin.contract import Context, Loss, Params
@@ -35,6 +36,8 @@ class ModuleModel:
         config: None; named models have one.
         task: None likewise.
         frozen: empty: everything may be trained.
+        kept: collection to nested dict of numpy arrays: what a trained module keeps besides its parameters; a call that
+            is given none uses these. Empty while it is trained, when they are in the plugin's state.
     """
 
     module: Any
@@ -46,6 +49,7 @@ class ModuleModel:
     config: None = None
     task: None = None
     frozen: tuple[str, ...] = ()
+    kept: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def init(self, rng: Any) -> Params:
         """Fresh parameters from a key. Traceable: call it under `jit` to have them born sharded."""
@@ -55,6 +59,31 @@ class ModuleModel:
         """The first variables that are no parameters, by collection: `{"batch_stats": ...}`. Traceable."""
         found = _variables(self.module, self.example, jax.random.key(self.seed))
         return {name: collection for name, collection in found.items() if name != "params"}
+
+    def places_in(self, state: Any, name: str) -> dict[str, tuple[str, ...]]:
+        """Where in a plugin's state the collections of this module are: under their name, with the shapes of its own.
+
+        Args:
+            state: nested dicts of anything with a shape.
+            name: of this model; of several places, those below it count.
+
+        Returns:
+            Collection to path.
+
+        Raises:
+            ModelError: one is not there, or in several places.
+        """
+        wanted = jax.eval_shape(self.init_variables)
+        return {one: self._place_in(state, one, _shapes(wanted[one]), name) for one in self.collections}
+
+    def _place_in(self, state: Any, collection: str, shapes: Any, name: str) -> tuple[str, ...]:
+        found = [path for path, tree in _subtrees(state) if path[-1] == collection and _shapes(tree) == shapes]
+        found = [path for path in found if name in path] or found
+        if len(found) != 1:
+            at = f"has it at {' and '.join(map('/'.join, found))}" if found else "does not have it under that name"
+            problem = f"the module is nothing without its {collection}, and the plugin's state {at}"
+            raise ModelError(self.where, problem, f"keep it in one place of the state: ...{name}/{collection}")
+        return found[0]
 
     def __call__(
         self,
@@ -74,6 +103,7 @@ class ModuleModel:
             rng: key for dropout.
             train: whether dropout is active.
             variables: by collection, what the module keeps besides parameters; as `init_variables` returns them.
+                Default: `kept`.
             mutable: which of these collections are updated; as for `flax.linen.Module.apply`.
 
         Returns:
@@ -84,7 +114,7 @@ class ModuleModel:
         """
         rngs = {} if rng is None else {"dropout": rng}
         try:
-            given = {**(variables or {}), "params": params}
+            given = {**self.kept, **(variables or {}), "params": params}
             switches = _switches(self.module, train)
             return self.module.apply(given, *inputs, **named, **switches, rngs=rngs, mutable=mutable)
         except flax.errors.InvalidRngError:
@@ -218,3 +248,13 @@ def _init(module: Any, example: Mapping[str, Any], rng: Any) -> Params:
 def _switches(module: Any, train: bool) -> dict[str, bool]:
     parameters = inspect.signature(type(module).__call__).parameters
     return {name: train if name == "train" else not train for name in _SWITCHES if name in parameters}
+
+
+def _shapes(tree: Any) -> dict[tuple[str, ...], tuple[int, ...]]:
+    return {path: tuple(leaf.shape) for path, leaf in flatten_dict(tree).items()} if isinstance(tree, Mapping) else {}
+
+
+def _subtrees(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, inner in tree.items() if isinstance(tree, Mapping) else ():
+        yield (*path, key), inner
+        yield from _subtrees(inner, (*path, key))

@@ -91,6 +91,39 @@ INIT_BATCH = """
 def init_batch(ctx):
     return {"labels": np.zeros(1, int), "points": np.zeros((1, 8))}
 """
+NORMED = """
+
+class Normed(Net):
+    @nn.compact
+    def __call__(self, points, labels, train=False):
+        norm = nn.BatchNorm(use_running_average=not train, momentum=0.5, name="norm")
+        return nn.Dense(4)(norm(nn.Dense(self.width)(points)))
+"""
+STATE = """
+
+def build_model(ctx):
+    return Normed(ctx.options.width)
+
+
+def init_state(ctx, params):
+    return {"count": 0, "model": ctx.model.init_variables()}
+
+
+def loss_fn(ctx, params, batch, rng, train):
+    kept = ctx.state["model"]
+    found = ctx.model(params, batch["points"], None, train=train, variables=kept, mutable=train and list(kept))
+    logits, updated = found if train else (found, kept)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["labels"])
+    return Loss(losses.sum(), losses.size, stats={"kept": (updated, 1)} if train else {})
+
+
+def update_state(ctx, state, params, stats):
+    return {"count": state["count"] + 1, "model": stats["kept"]}
+
+
+def predict_fn(ctx, params, batch, rng):
+    return ctx.model(params, batch["points"], None, variables=ctx.state["model"])
+"""
 POINTS = np.random.default_rng(2).normal(size=(3, 8)).astype(np.float32)
 LABELS = np.array([0, 1, 2], np.int32)
 
@@ -223,6 +256,25 @@ def test_a_package_and_a_tokenizer_go_along(project: Path, tmp_path: Path) -> No
     Path("package/nets.py").write_text("raise RuntimeError('not this one')")
     np.testing.assert_array_equal(outputs(tmp_path / "moved"), expected)
     np.testing.assert_array_equal(in_another_process(tmp_path / "there", tmp_path / "moved"), expected)
+
+
+def test_batch_norm_comes_with_its_statistics(project: Path, tmp_path: Path) -> None:
+    Path("nets.py").write_text(NETS + NORMED)
+    Path("own.py").write_text(PLUGIN.replace("import Net", "import Normed") + STATE)
+    train("recipe.yaml", ["output_dir=runs/normed"])
+    expected = predictions(predict("runs/normed", input=[{"point": point} for point in POINTS]))
+    exported = export("runs/normed", output="out")
+    assert exported.difference == 0.0
+    assert load_file("out/model.safetensors")["batch_stats/norm/var"].shape == (16,)
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    for name in ("runs/normed", "out"):
+        np.testing.assert_allclose(outputs(name), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(outputs(name, mesh=mesh), expected, rtol=1e-5, atol=1e-6)
+    model, params = load_model("out")
+    begun = jax.jit(lambda: model(params, POINTS, LABELS, variables=model.init_variables()))()
+    assert np.abs(begun - expected).max() > 0.01
+    export("runs/normed", output="half", dtype="bfloat16")
+    assert 0 < np.abs(outputs("half") - expected).max() < 0.05
 
 
 def test_half_precision(project: Path) -> None:

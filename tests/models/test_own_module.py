@@ -117,3 +117,18 @@ def test_it_does_not_generate():
     assert str(caught.value) == (
         f"{WHERE}: Plain comes from build_model and does not generate\n  -> write the decoding loop in predict_fn"
     )
+
+
+def test_what_it_keeps_is_found_in_a_state_by_name_and_shape():
+    model = module_model(Normed(), BATCH, WHERE, keeps_state=True)
+    stats = jax.eval_shape(model.init_variables)["batch_stats"]
+    assert model.places_in({"batch_stats": stats, "ema": {"mean": 0}}, "model") == {"batch_stats": ("batch_stats",)}
+    several = {"policy": {"batch_stats": stats}, "critic": {"batch_stats": stats}}
+    assert model.places_in(several, "critic") == {"batch_stats": ("critic", "batch_stats")}
+    start = f"{WHERE}: the module is nothing without its batch_stats, and the plugin's state "
+    with pytest.raises(ModelError) as caught:
+        model.places_in(several, "model")
+    assert str(caught.value).startswith(f"{start}has it at policy/batch_stats and critic/batch_stats\n")
+    with pytest.raises(ModelError) as caught:
+        model.places_in({"statistics": stats, "batch_stats": {"x": stats["BatchNorm_0"]["mean"]}}, "model")
+    assert str(caught.value).startswith(f"{start}does not have it under that name\n")

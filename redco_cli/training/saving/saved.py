@@ -152,7 +152,7 @@ class SavedCheckpoints:
         part = part_named(stored(path, "params", others), abstract, name)
         if part is None:
             return self._restored(step, params=abstract)["params"]
-        return restored_part(path, "params", part, abstract, others)
+        return restored_part(path, "params", (part,), abstract, others)
 
     def restore_variables(self, step: int, abstract: Variables) -> Variables:
         """Parameters and state of the plugin alone, born on the shardings of `abstract`; without the constant models.
@@ -163,6 +163,23 @@ class SavedCheckpoints:
         restored = self._restored(step, params=without(abstract.params, self._constants), state=abstract.state)
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
         return Variables(restored["params"], restored[STATE], step_array)
+
+    def state(self, step: int) -> Any:
+        """What a plugin's state holds, as nested dicts of shapes and types; empty where it keeps none.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+        return stored(self.path(step), STATE, self._others(step))
+
+    def restore_state(self, step: int, part: tuple[str, ...], abstract: Any) -> Any:
+        """A part of a plugin's state alone, by its keys, as numpy arrays like `abstract`.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+        like = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), abstract)
+        return restored_part(self.path(step), STATE, part, like, self._others(step))
 
     def mismatches(self, step: int, abstract: Params, name: str = MAIN) -> list[str]:
         """What the parameters of a model, which are not read, lack or have other than those of `abstract`.

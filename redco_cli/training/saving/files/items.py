@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
+from flax.traverse_util import unflatten_dict
 
 from redco_cli.models.several import MAIN
 from redco_cli.training.saving.files.orbax_errors import of_another_model, unreadable
@@ -61,15 +64,16 @@ def part_named(stored_tree: Mapping[str, Any], wanted: Mapping[str, Any], name: 
     return next((part for part in (name, MAIN) if part in stored_tree), None)
 
 
-def restored_part(path: Path, item: str, part: str, tree: Any, others: Sequence[str]) -> Any:
-    """One part of an item of a checkpoint, as `restored_items`; nothing else of it is read."""
-    wanted = {part: to_state_dict(tree)}
-    if wrong := shape_mismatches({part: stored(path, item, others)[part]}, wanted):
+def restored_part(path: Path, item: str, part: tuple[str, ...], tree: Any, others: Sequence[str]) -> Any:
+    """One part of an item of a checkpoint, by its keys, as `restored_items`; nothing else of it is read."""
+    wanted = unflatten_dict({part: to_state_dict(tree)})
+    there = unflatten_dict({part: reduce(getitem, part, stored(path, item, others))})
+    if wrong := shape_mismatches(there, wanted):
         raise of_another_model(path, wrong)
     with readable(path, others), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         places = ocp.checkpoint_utils.construct_restore_args(wanted)
         args = ocp.args.PyTreeRestore(item=wanted, restore_args=places, partial_restore=True)
-        return from_state_dict(reader.restore(path / item, args=args)[part], tree)
+        return from_state_dict(reduce(getitem, part, reader.restore(path / item, args=args)), tree)
 
 
 def restored_items(
