@@ -30,7 +30,7 @@ from redco_cli.plugin.calls import call_collate, call_loss, call_predict, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
-from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut
+from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with_secrets
 from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
@@ -156,6 +156,7 @@ def prepare(
         RedcoError: something is missing, malformed, or breaks the contract.
     """
     tell_retries_once()
+    loaded = with_secrets(loaded)
     plugin = load_plugin(loaded.recipe.plugin, loaded.directory, loaded.where)
     refuse_to_cut(plugin, loaded.recipe.train, loaded.where)
     section = loaded.recipe.model

@@ -41,8 +41,9 @@ from redco_cli.plugin.contract import Params
 from redco_cli.plugin.importing import importing_from
 from redco_cli.plugin.shapes import Shapes, read_shapes
 from redco_cli.plugin.sources import plugin_files
-from redco_cli.recipe.load import LoadedRecipe, load_recipe, shown
+from redco_cli.recipe.load import load_recipe, shown
 from redco_cli.recipe.paths import without_folders
+from redco_cli.recipe.redaction import filled
 from redco_cli.recipe.schema import Recipe
 from redco_cli.recipe.yaml12 import dump_yaml
 from redco_cli.version import __version__
@@ -105,7 +106,11 @@ def export_own_module(
         (partial / SHAPES_NAME).write_text(json.dumps(document) + "\n", encoding="utf-8")
 
     return write_whole(
-        tensors, directory, "flax", describe, lambda made: _difference(replace(model, kept=kept), params, tensors, made)
+        tensors,
+        directory,
+        "flax",
+        describe,
+        lambda made: _difference(job, replace(model, kept=kept), params, tensors, made),
     )
 
 
@@ -115,7 +120,10 @@ def is_own_module(directory: Path) -> bool:
 
 
 def read_own_module(
-    directory: Path, shardings: Callable[[ModuleModel], Params], overrides: Sequence[str] = ()
+    directory: Path,
+    shardings: Callable[[ModuleModel], Params],
+    overrides: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[ModuleModel, Params]:
     """The model in a directory that `export_own_module` wrote, with its parameters. Runs the plugin in it.
 
@@ -123,6 +131,7 @@ def read_own_module(
         directory: the directory.
         shardings: gives where each parameter lives.
         overrides: `dotted.key=value` strings.
+        options: of the plugin, for the secrets among them, which are in no file.
 
     Raises:
         ModelError: a file is damaged, or the parameters are not those of the model.
@@ -133,24 +142,28 @@ def read_own_module(
         shapes, name = read_shapes(document["batch"]), str(document["model"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ModelError(str(directory / SHAPES_NAME), f"cannot be read: {error}", _AGAIN) from None
-    model, stored = _build(directory, name, shapes, overrides), open_checkpoint(directory)
+    model, stored = _build(directory, name, shapes, overrides, options or {}), open_checkpoint(directory)
     kept = flatten_dict(jax.eval_shape(model.init_variables) if model.collections else {}, sep="/")
     params = flatten_dict(model.abstract, sep="/")
     _check_same(params | kept, stored, directory)
     values = {path: stored.read(path, ()).astype(leaf.dtype) for path, leaf in kept.items()}
     model = replace(model, kept=unflatten_dict(values, sep="/"))
     places = flatten_dict(shardings(model), sep="/")
-    filled = {path: fill(_source(stored, path, leaf), places[path]) for path, leaf in params.items()}
-    return model, unflatten_dict(filled, sep="/")
+    read = {path: fill(_source(stored, path, leaf), places[path]) for path, leaf in params.items()}
+    return model, unflatten_dict(read, sep="/")
 
 
-def _build(directory: Path, name: str, shapes: Shapes, overrides: Sequence[str]) -> ModuleModel:
+def _build(
+    directory: Path, name: str, shapes: Shapes, overrides: Sequence[str], options: Mapping[str, Any]
+) -> ModuleModel:
     loaded = load_recipe(directory / _RECIPE, overrides, environ={})
-    section = loaded.recipe.model
+    section, plugin = loaded.recipe.model, loaded.recipe.plugin
+    plugin = plugin.model_copy(update={"options": filled(plugin.options, options)})
+    loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"plugin": plugin}))
     if section.tokenizer == _TOKENIZER and (directory / _TOKENIZER).is_dir():
         section = section.model_copy(update={"tokenizer": str(directory.absolute() / _TOKENIZER)})
         recipe = loaded.recipe.model_copy(update={"model": section})
-        loaded = LoadedRecipe(recipe, loaded.path, loaded.origins)
+        loaded = replace(loaded, recipe=recipe)
     with importing_from(directory.absolute() / _PLUGIN, first=True), _leaving_no_bytecode():
         members = members_of(prepare(loaded, stages=(), given=(), init_shapes=shapes).model)
     if name not in members:
@@ -185,7 +198,7 @@ def _source(stored: Checkpoint, path: str, leaf: Any) -> Source:
     return Source(leaf.shape, leaf.dtype, order, order, lambda box: stored.read(path, box))
 
 
-def _difference(model: ModuleModel, params: Params, tensors: Sequence[Tensor], directory: Path) -> float:
+def _difference(job: Job, model: ModuleModel, params: Params, tensors: Sequence[Tensor], directory: Path) -> float:
     """The largest difference between outputs of the model and of what is read from a directory.
 
     Raises:
@@ -194,7 +207,8 @@ def _difference(model: ModuleModel, params: Params, tensors: Sequence[Tensor], d
     check_shared(directory)
     narrowest = narrowest_of(tensors)
     expected = outputs_of(replace(model, kept=rounded(model.kept, narrowest)), rounded(params, narrowest))
-    again, read = read_own_module(directory, lambda _: jax.tree.map(lambda leaf: leaf.sharding, params))
+    places, options = jax.tree.map(lambda leaf: leaf.sharding, params), job.recipe.plugin.options
+    again, read = read_own_module(directory, lambda _: places, options=options)
     finer = narrowest if is_mixed(tensors) else None
     found = outputs_of(replace(again, kept=rounded(again.kept, finer)), rounded(read, finer))
     difference = max((_distance(one, other) for one, other in zip(expected, found, strict=True)), default=0.0)

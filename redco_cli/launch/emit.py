@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Literal
 
-from redco_cli.errors import EXIT_FAILED, EXIT_REQUEUE, EXIT_USAGE
+from redco_cli.errors import EXIT_FAILED, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from redco_cli.launch.local import check_command
+from redco_cli.recipe.redaction import shown_override, variable_of
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESSES, TIMEOUT, timeout
 
 Scheduler = Literal["slurm", "jobset"]
@@ -101,9 +102,10 @@ def submission(scheduler: Scheduler, command: Sequence[str], processes: int, dev
         devices: GPUs of each; None leaves them to the scheduler.
 
     Raises:
-        UsageError: the command is not for several processes.
+        UsageError: the command is not for several processes, or holds a secret.
     """
     check_command(command)
+    _refuse_secrets(command)
     words = ["redco", *command]
     shared = {
         "processes": processes,
@@ -125,3 +127,14 @@ def submission(scheduler: Scheduler, command: Sequence[str], processes: int, dev
         work=_WORK,
         **shared,
     )
+
+
+def _refuse_secrets(command: Sequence[str]) -> None:
+    """A file to submit is kept and shared."""
+    for argument in command:
+        if shown_override(argument) != argument:
+            key = argument.partition("=")[0]
+            remedy = (
+                f"leave it out, and set {variable_of(key)} in the environment of the job, from where you keep secrets"
+            )
+            raise UsageError(f"command line: {key}", "is a secret, and would be in the file", remedy)

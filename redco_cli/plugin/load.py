@@ -22,6 +22,8 @@ from redco_cli.errors import PluginError, Problem, RecipeError
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.importing import importing_from
 from redco_cli.recipe.explain import did_you_mean
+from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.recipe.redaction import given_again, shown_value
 from redco_cli.recipe.schema import PluginSection, TrainSection
 from redco_cli.recipe.shipped import shipped_plugins
 
@@ -72,6 +74,18 @@ class LoadedPlugin:
     update_state: Callable[..., Any] | None = None
     run_fn: Callable[..., Any] | None = None
     whole_batch: bool = False
+
+
+def with_secrets(loaded: LoadedRecipe) -> LoadedRecipe:
+    """The recipe with the secrets of its plugin, which no recipe that redco writes has, from the environment.
+
+    Raises:
+        RecipeError: one of them is not there; the plugin would take what stands for it for the value.
+    """
+    plugin = loaded.recipe.plugin
+    options = given_again(plugin.options, os.environ, loaded.where)
+    recipe = loaded.recipe.model_copy(update={"plugin": plugin.model_copy(update={"options": options})})
+    return dataclasses.replace(loaded, recipe=recipe)
 
 
 def load_plugin(section: PluginSection, directory: Path, where: Callable[[str], str]) -> LoadedPlugin:
@@ -232,7 +246,7 @@ def _option_problem(detail: Any, known: list[str], file: str, where: Callable[[s
         return Problem(place, "the plugin needs this option", f"add it; {declared}")
     if detail["type"] == "value_error":
         return Problem(place, f"{detail['ctx']['error']}", declared)
-    return Problem(place, f"{detail['input']!r} given: {detail['msg']}", declared)
+    return Problem(place, f"{shown_value('.'.join(path), detail['input'])!r} given: {detail['msg']}", declared)
 
 
 def _relative(file: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from redco_cli.errors import Problem
+from redco_cli.recipe.redaction import shown_value
 from redco_cli.recipe.schema import Recipe
 
 _WANTED = {
@@ -105,7 +106,9 @@ def _problem(key: str, details: Sequence[Mapping[str, Any]], where: Callable[[st
     if detail["type"] == "missing":
         return Problem(where(key), "is missing", f"add it: {_described(key)}")
     reasons = list(dict.fromkeys(_reason(one) for one in details))
-    return Problem(where(key), f"{_shown(detail['input'])} given, but {' or '.join(reasons)}", _described(key))
+    return Problem(
+        where(key), f"{_shown(shown_value(key, detail['input']))} given, but {' or '.join(reasons)}", _described(key)
+    )
 
 
 def _unknown_key(key: str, where: Callable[[str], str]) -> Problem:

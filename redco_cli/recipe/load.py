@@ -17,9 +17,10 @@ from pydantic import ValidationError
 
 from redco_cli.errors import RecipeError, UsageError
 from redco_cli.recipe.explain import accepts_only_text, did_you_mean, explain
+from redco_cli.recipe.redaction import parse_value, shown_override
 from redco_cli.recipe.schema import Recipe
 from redco_cli.recipe.shipped import shipped_recipes
-from redco_cli.recipe.yaml12 import dump_yaml, parse_scalar, parse_yaml
+from redco_cli.recipe.yaml12 import dump_yaml, parse_yaml
 
 ENVIRONMENT_PREFIX = "REDCO_"
 RESOLVED_NAME = "recipe.resolved.yaml"
@@ -266,7 +267,8 @@ def _from_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):
-            raise UsageError(f"command line: {override}", "is no override", "write key=value, such as train.steps=100")
+            where = f"command line: {shown_override(override)}"
+            raise UsageError(where, "is no override", "write key=value, such as train.steps=100")
         yield key, _typed(key, text, f"command line: {key}"), "command line"
 
 
@@ -291,9 +293,4 @@ RESERVED_VARIABLES = frozenset(
 def _typed(key: str, text: str, where: str) -> Any:
     if accepts_only_text(key):
         return None if text == "null" else text
-    try:
-        return parse_scalar(text)
-    except RecipeError as error:
-        found = error.problems[0]
-        remedy = "quote the value" if found.problem.startswith("not valid YAML") else found.remedy
-        raise RecipeError(where, found.problem, remedy) from None
+    return parse_value(key, text, where)

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from redco_cli.recipe.devices import MeshSection, ShardingSection
 from redco_cli.recipe.durations import Duration, RunLength, WallTime
 from redco_cli.recipe.keeping import CheckpointSection, LoggingSection
+from redco_cli.recipe.redaction import Options
 from redco_cli.recipe.section import Fraction, Positive, Section, Strings, contradiction
 
 Task = Literal[
@@ -135,7 +136,7 @@ class PluginSection(Section):
 
     module: str
     """A built-in name (`causal_lm`), a file (`plugins/mine.py`) or a dotted module (`package.module`)."""
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict, repr=False)
     """Handed to the plugin unchanged; a plugin with a dataclass `Options` has them checked against it."""
 
 

@@ -115,3 +115,14 @@ def test_a_jobset_is_such_that_kubernetes_takes_its_rules():
 def test_what_several_processes_cannot_do_is_refused(command, problem):
     with pytest.raises(UsageError, match=problem):
         submission("slurm", command, 2, None)
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "jobset"])
+def test_a_secret_is_not_written_to_a_file_to_submit(scheduler):
+    with pytest.raises(UsageError) as caught:
+        submission(scheduler, [*COMMAND, "plugin.options.api_key=s3cr3t"], 2, None)
+    assert str(caught.value) == (
+        "command line: plugin.options.api_key: is a secret, and would be in the file\n"
+        "  -> leave it out, and set REDCO_PLUGIN__OPTIONS__API_KEY in the environment of the job, from where you "
+        "keep secrets"
+    )

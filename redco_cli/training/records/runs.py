@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from redco_cli.errors import RedcoError, UsageError
 from redco_cli.recipe.load import LENGTH_IN_STEPS, RESOLVED_NAME, shown
+from redco_cli.recipe.redaction import without_secrets
 from redco_cli.recipe.yaml12 import parse_yaml
 from redco_cli.runtime.disk import is_held
 from redco_cli.training.records.metrics import METRICS_NAME, measured, read_records
@@ -152,7 +153,7 @@ def _recipe(path: Path) -> tuple[dict[str, Any], int | None]:
         raise RedcoError(str(path), "is no recipe", "restore it, or move the run away")
     given = _section(recipe, "train").get("steps")
     length = LENGTH_IN_STEPS.search(text)
-    return recipe, given if isinstance(given, int) else int(length[1]) if length else None
+    return without_secrets(recipe), given if isinstance(given, int) else int(length[1]) if length else None
 
 
 def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:

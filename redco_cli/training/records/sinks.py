@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 
 from redco_cli.errors import RedcoError, StorageError
 from redco_cli.recipe.keeping import LoggingSection, WandbSection
+from redco_cli.recipe.redaction import shown_override
 from redco_cli.runtime.peers.multihost import is_main_process
 
 _FLUSH_SECONDS = 5.0  # an fsync can take tens of milliseconds on a network disk
@@ -141,6 +143,7 @@ def _start(wandb: ModuleType, section: WandbSection, directory: Path, resumes: b
     run_id = file.read_text() if resumes and file.exists() else uuid.uuid4().hex[:12]
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(run_id)
+    sys.argv = [shown_override(one) for one in sys.argv]  # wandb records the command line, and nothing reads it again
     return wandb.init(
         project=section.project,
         name=section.name,

@@ -13,6 +13,7 @@ from typing import Any
 from redco_cli.errors import Problem, RecipeError, StorageError
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import moved, pin_paths
+from redco_cli.recipe.redaction import without_secrets
 from redco_cli.recipe.schema import OtherModelSection
 from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather, process_index
@@ -240,8 +241,9 @@ def refuse_changes(
     """Refuses to continue a run whose recipe has changed in a key that is not among the `free` ones, or below one.
 
     Raises:
-        RecipeError: naming each such key, with both values.
+        RecipeError: naming each such key, with both values. Secrets are not compared: they are in no checkpoint.
     """
+    before = without_secrets(before)
     changed = [key for key in _differences(before, now) if not any(f"{key}.".startswith(f"{one}.") for one in free)]
     if changed:
         raise RecipeError.of(

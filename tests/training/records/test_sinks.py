@@ -145,6 +145,12 @@ def test_wandb_gets_records_and_a_resumed_run_is_the_same_run(tmp_path, wandb):
     ]
 
 
+def test_wandb_sees_no_secret_in_the_command_line(tmp_path, wandb, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["redco", "train", "r.yaml", "plugin.options.api_key=s3cr3t", "train.steps=5"])
+    open_sinks(LoggingSection(wandb=SECTION), tmp_path, None, {})
+    assert sys.argv == ["redco", "train", "r.yaml", "plugin.options.api_key=<hidden>", "train.steps=5"]
+
+
 def test_wandb_that_refuses_to_start_is_an_error(tmp_path, wandb):
     wandb.refusal = wandb.errors.Error("api_key not configured")
     with pytest.raises(RedcoError) as caught:
