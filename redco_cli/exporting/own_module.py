@@ -32,10 +32,11 @@ from redco_cli.exporting.export import Exported, write_whole
 from redco_cli.exporting.files import WRITTEN
 from redco_cli.exporting.tensors import Tensor, parameter_tensors
 from redco_cli.job import Job, prepare
+from redco_cli.models.config import byte_tokenizer
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from redco_cli.models.own_module import ModuleModel
 from redco_cli.models.several import members_of
-from redco_cli.models.weights.files import Checkpoint, open_checkpoint, some
+from redco_cli.models.weights.files import Checkpoint, leads_out, open_checkpoint, some
 from redco_cli.models.weights.shards import Source, fill
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.importing import importing_from
@@ -158,6 +159,9 @@ def _build(
 ) -> ModuleModel:
     loaded = load_recipe(directory / _RECIPE, overrides, environ={})
     section, plugin = loaded.recipe.model, loaded.recipe.plugin
+    for key, given in (("plugin.module", plugin.module), ("model.tokenizer", section.tokenizer)):
+        if given is not None and not _goes_along(directory, key, given):
+            raise ModelError(loaded.where(key), f"{given} is not in {shown(directory)}", _AGAIN)
     plugin = plugin.model_copy(update={"options": filled(plugin.options, options)})
     loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"plugin": plugin}))
     if section.tokenizer == _TOKENIZER and (directory / _TOKENIZER).is_dir():
@@ -171,6 +175,13 @@ def _build(
         raise ModelError(str(directory / SHAPES_NAME), problem, _AGAIN)
     model: ModuleModel = members[name]
     return model
+
+
+def _goes_along(directory: Path, key: str, name: str) -> bool:
+    """Whether what the recipe of an export names is in its directory, or comes with a package."""
+    if key == "model.tokenizer":
+        return name == byte_tokenizer.NAME or (name == _TOKENIZER and not leads_out(directory, name))
+    return not name.endswith(".py") or ((directory / name).is_file() and not leads_out(directory, name))
 
 
 @contextlib.contextmanager

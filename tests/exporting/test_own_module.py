@@ -277,6 +277,30 @@ def test_batch_norm_comes_with_its_statistics(project: Path, tmp_path: Path) -> 
     assert 0 < np.abs(outputs("half") - expected).max() < 0.05
 
 
+@pytest.mark.parametrize(
+    ("plugin", "tokenizer", "refused_key"),
+    [
+        ("../elsewhere.py", "null", "plugin.module: ../elsewhere.py"),
+        ("FOLDER/elsewhere.py", "null", "plugin.module: FOLDER/elsewhere.py"),
+        ("elsewhere.py", "null", "plugin.module: elsewhere.py"),  # though it is in the working directory
+        ("link.py", "null", "plugin.module: link.py"),
+        ("plugin/own.py", "../tokenizer", "model.tokenizer: ../tokenizer"),
+    ],
+)
+def test_an_export_takes_nothing_from_elsewhere(
+    plugin: str, tokenizer: str, refused_key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("out/plugin").mkdir(parents=True)
+    recipe = f"plugin: {{module: {plugin}}}\nmodel: {{tokenizer: {tokenizer}}}\noutput_dir: x\n"
+    Path("out/recipe.yaml").write_text(recipe.replace("FOLDER", str(tmp_path)))
+    Path("out/batch_shapes.json").write_text(json.dumps({"model": "model", "batch": SHAPES}))
+    for name in ("elsewhere.py", "out/plugin/own.py"):
+        Path(name).write_text("raise RuntimeError('not this one')")
+    Path("out/link.py").symlink_to("../elsewhere.py")
+    assert f"{refused_key.replace('FOLDER', str(tmp_path))} is not in out\n" in refused(load_model, "out")
+
+
 def test_half_precision(project: Path) -> None:
     exported = export("recipe.yaml", output="out", dtype="bfloat16", checkpoint="runs/own/checkpoint-2")
     assert exported.nbytes == 2 * (16 + 8 * 16 + 4 * 16 + 4 + 16 * 4)

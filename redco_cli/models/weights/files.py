@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import ml_dtypes  # noqa: F401  (numpy then knows bfloat16, which safetensors asks it for)
@@ -75,9 +75,33 @@ def sharded_files(index: Path) -> list[Path]:
     """The files that an index names, each once.
 
     Raises:
-        ModelError: the index is damaged.
+        ModelError: the index is damaged, or names a file that is not in its directory.
     """
-    return [index.parent / name for name in sorted(set(_weight_map(index).values()))]
+    tensors = {file: tensor for tensor, file in sorted(_weight_map(index).items(), reverse=True)}
+    for file, tensor in sorted(tensors.items()):
+        if leads_out(index.parent, file):
+            problem = f"the tensor {tensor} is said to be in {file}, which leads out of {index.parent}"
+            raise ModelError(str(index), problem, "put the file itself beside the index, and name it there by its name")
+    return [index.parent / file for file in sorted(tensors)]
+
+
+def leads_out(directory: Path, name: str) -> bool:
+    """Whether what a downloaded file names as another beside it is elsewhere: `../x`, an absolute path, a link out.
+
+    In the cache of the Hugging Face hub all files are links, to the contents of all revisions of their repository:
+    `models--org--name/snapshots/<revision>/x` to `models--org--name/blobs/<digest>`.
+    """
+    given = PurePath(name)
+    if given.is_absolute() or ".." in given.parts:
+        return True
+    try:
+        place, own = (directory / name).resolve(), directory.resolve()
+        inside = [own]
+        if own.parent.name == "snapshots" and own.parent.parent.name.startswith("models--"):
+            inside.append((own.parent.parent / "blobs").resolve())
+    except (OSError, RuntimeError, ValueError):  # links in a circle, or a name that no file can have
+        return True
+    return not any(place.is_relative_to(one) for one in inside)
 
 
 def some(names: list[str]) -> str:

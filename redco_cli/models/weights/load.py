@@ -65,7 +65,7 @@ def checkpoint_directory(section: ModelSection, *, where: Callable[[str], str]) 
             found = fetch(name)
             if found is not None:
                 for shard in sharded_files(found) if name == INDEX else ():
-                    fetch(shard.name)
+                    fetch(str(shard.relative_to(found.parent)))
                 return found.parent
     except OSError as error:
         raise ModelError(
