@@ -9,6 +9,7 @@ from typing import Any
 from redco_cli.errors import ModelError
 from redco_cli.models.config import byte_tokenizer
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
+from redco_cli.models.config.chat_template import limit_templates
 from redco_cli.models.config.read import local_directory, read_config
 from redco_cli.models.config.tasks import choose_task, flax_class_names
 from redco_cli.recipe.schema import ModelSection
@@ -72,7 +73,7 @@ def _load(loader: str, name: str, revision: str | None, where: str) -> Any:
     if source is None and name.startswith((".", "/", "~")):
         raise ModelError(where, f"there is no directory {name}", "check the path")
     try:
-        return getattr(transformers, loader).from_pretrained(
+        tokenizer = getattr(transformers, loader).from_pretrained(
             source or name, revision=revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError, ImportError) as error:
@@ -81,6 +82,8 @@ def _load(loader: str, name: str, revision: str | None, where: str) -> Any:
             f"{loader} cannot load {name}: {' '.join(str(error).split())}",
             "check the name and the network, or set model.tokenizer to a hub id, a directory, or byte",
         ) from None
+    limit_templates(tokenizer, name, where)
+    return tokenizer
 
 
 def _check_fit(tokenizer: Any, config: Any, section: ModelSection, where: Callable[[str], str]) -> None:
