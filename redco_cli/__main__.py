@@ -20,6 +20,9 @@ def hear_early() -> None:
             signal.signal(number, _end_at_once)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_HEARD, signal.SIGINT))  # `redco launch` blocks them until now
     os.register_at_fork(after_in_child=_forget)
+    from redco_cli.launch.orphan import stop_with_launcher  # only now: what it imports takes time
+
+    stop_with_launcher()
 
 
 def main() -> None:

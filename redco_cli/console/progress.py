@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from redco_cli.console.numbers import compact, duration, readable
-from redco_cli.console.screen import note, say, spoken
+from redco_cli.console.screen import note, say, spelled_out, spoken
 
 _PLAIN_INTERVAL = 10.0  # seconds between two plain lines about a count
 _REFRESH_PER_SECOND = 4  # about 1 ms of drawing per second
@@ -243,7 +243,7 @@ def _joined(fields: Sequence[_Field]) -> Text:
 
 def _fitted(fields: Sequence[_Field], share: float | None, console: Console) -> Text:
     """The fields that fit in one line, and a bar for the `share` done where room is left."""
-    kept = list(fields)
+    kept = [field._replace(label=spelled_out(field.label), value=spelled_out(field.value)) for field in fields]
     while kept[1:] and _joined(kept).cell_len > console.width:
         kept.pop(max(range(len(kept)), key=lambda index: (kept[index].rank, index)))
     line = _joined(kept)

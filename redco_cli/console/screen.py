@@ -1,9 +1,9 @@
 r"""Messages, results and tables.
 
 Text that comes from users is shown as it is: brackets in it are no markup, and on a terminal its control characters
-are spelled out (`\x1b`) instead of obeyed. Every function takes the console to draw on, so that a test can hand in its
-own. While a progress object is open, speak through `note` and `warn`, which draw above its line, and keep results for
-when it has closed.
+and marks of direction are spelled out (`\x1b`) instead of obeyed. Every function takes the console to draw on, so that
+a test can hand in its own. While a progress object is open, speak through `note` and `warn`, which draw above its line,
+and keep results for when it has closed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ _hushed: list[bool] = []
 Piece = str | tuple[str, str]
 """Text, or text with a rich style."""
 
-_SPELLED_OUT = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_CONTROL = (*range(0x20), *range(0x7F, 0xA0))
+_FORMAT = (
+    *(0x061C, 0x200B, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2060, 0x2070), 0xFEFF),
+    *(*range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)),
+)
+"""Characters that nobody sees: marks of direction, by which text reads otherwise than it is, breaks, tags. Those that
+join letters are not among them: some scripts cannot do without."""
+_SPELLED_OUT = {code: repr(chr(code))[1:-1] for code in (*_CONTROL, *_FORMAT) if chr(code) not in "\n\t"}
 
 
 def open_console(file: TextIO, *, terminal: bool) -> Console:
@@ -211,8 +218,13 @@ def _console_on(stream: TextIO) -> Console:
     return open_console(stream, terminal=stream.isatty() and not in_ci and not is_dumb)
 
 
+def spelled_out(text: str) -> str:
+    r"""Text that a terminal shows instead of obeying it: what it would obey is written as Python does (`\x1b`)."""
+    return text.translate(_SPELLED_OUT)
+
+
 def _visible(text: str, console: Console) -> str:
-    return _encodable(text.translate(_SPELLED_OUT), console)
+    return _encodable(spelled_out(text), console)
 
 
 def _encodable(text: str, console: Console) -> str:

@@ -12,9 +12,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from types import FrameType
-from typing import IO, TextIO
 
 from redco_cli.errors import UsageError
+from redco_cli.launch.orphan import LIFELINE
+from redco_cli.launch.output import pass_on
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
 from redco_cli.runtime.simulated_devices import simulate_devices
 from redco_cli.runtime.stopping.handlers import is_ignored
@@ -42,7 +43,7 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     """Runs `redco COMMAND...` as several processes until all have ended; signals go to each of them.
 
     When one fails, the others are given time to say why they end, and are then ended. A signal is kept until all are
-    started, and by each of them until it can hear it.
+    started, and by each of them until it can hear it. When this process itself is killed, they stop and save.
 
     Args:
         command: such as `["train", "recipe.yaml"]`.
@@ -62,6 +63,7 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     started: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     heard: deque[int] = deque()
+    lifeline = os.pipe()  # the second end is inherited by none: `launch.orphan` notices when it is closed
 
     def hear(number: int, _frame: FrameType | None) -> None:
         heard.append(number)  # no more: it may come while a child is started and not yet in the list
@@ -69,8 +71,9 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     previous = {number: signal.signal(number, hear) for number in _FORWARDED if not is_ignored(number)}
     try:
         for process in range(processes):
-            started.append(_start(command, {**shared, PROCESS: str(process)}))
-            readers += _reading(started[-1], process)
+            child, printed = _start(command, {**shared, PROCESS: str(process)}, lifeline[0])
+            started.append(child)
+            readers += _reading(printed, process)
         code = _wait(started, heard)
     finally:
         for child in started:
@@ -78,29 +81,42 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
                 child.kill()
         for number, handler in previous.items():
             signal.signal(number, handler)
+        for end in lifeline:
+            os.close(end)
     for reader in readers:
         reader.join(timeout=5)
     return code
 
 
-def _start(command: Sequence[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    command: Sequence[str], environ: dict[str, str], lifeline: int
+) -> tuple[subprocess.Popen[bytes], tuple[int, int]]:
     """A process that hears no signal until it lets them through: `redco_cli.__main__.hear_early` does.
 
     A process inherits which signals are blocked, so one that comes before its handlers are set stays pending until they
     are, instead of ending it by Python's default with no word and another exit code.
+
+    Returns:
+        The process, and where to read its standard output and error.
     """
+    (output, printed), (errors, complained) = os.pipe(), os.pipe()
+    inherited = (lifeline, output, errors)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     try:
-        return subprocess.Popen(  # noqa: S603 - this program itself
+        child = subprocess.Popen(  # noqa: S603 - this program itself
             [sys.executable, *_PROGRAM, *command],
-            env=environ,
+            env={**environ, LIFELINE: ",".join(map(str, inherited))},
+            pass_fds=inherited,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=printed,
+            stderr=complained,
             start_new_session=True,  # a terminal's Ctrl-C would reach them a second time
         )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(printed)
+        os.close(complained)
+    return child, (output, errors)
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]], heard: deque[int]) -> int:
@@ -128,23 +144,13 @@ def _wait(children: Sequence[subprocess.Popen[bytes]], heard: deque[int]) -> int
     return code if code >= 0 else 128 - code
 
 
-def _reading(child: subprocess.Popen[bytes], process: int) -> list[threading.Thread]:
-    """Threads that pass on what a process prints, each line behind its number."""
-    assert child.stdout is not None
-    assert child.stderr is not None
-    pairs = ((child.stdout, sys.stdout), (child.stderr, sys.stderr))
-    threads = [
-        threading.Thread(target=_pass_on, args=(source, target, process), daemon=True) for source, target in pairs
-    ]
+def _reading(printed: tuple[int, int], process: int) -> list[threading.Thread]:
+    """Threads that pass on what a process prints on standard output and error."""
+    pairs = zip(printed, (sys.stdout, sys.stderr), strict=True)
+    threads = [threading.Thread(target=pass_on, args=(*pair, process), daemon=True) for pair in pairs]
     for thread in threads:
         thread.start()
     return threads
-
-
-def _pass_on(source: IO[bytes], target: TextIO, process: int) -> None:
-    for line in source:
-        target.write(f"[{process}] {line.decode(errors='replace').rstrip()}\n")
-        target.flush()
 
 
 def _free_port() -> int:

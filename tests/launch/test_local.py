@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -161,3 +162,97 @@ time.sleep(60)
     for line in out.splitlines():
         with pytest.raises(ProcessLookupError):
             os.kill(int(line.split()[1]), 0)
+
+
+def is_gone(process):
+    """Whether a process has ended; one that nobody waited for has as well."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def all_gone(processes, seconds=20):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and not all(map(is_gone, processes)):
+        time.sleep(0.05)
+    return all(map(is_gone, processes))
+
+
+SAVES_ON_SIGTERM = """
+import signal, subprocess, time
+from redco_cli.__main__ import hear_early
+def save(*_):
+    for stream in (sys.stdout, sys.stderr):
+        print("x" * 300_000, file=stream, flush=True)  # more than a pipe holds, and its reader is gone
+    with open(f"saved-{me}", "w") as file:
+        file.write("all")
+    sys.exit(75)
+hear_early()
+signal.signal(signal.SIGTERM, save)
+inside = "import os; print('REDCO_LAUNCHER' in os.environ, len(os.listdir('/proc/self/fd')))"
+found = subprocess.run([sys.executable, "-c", inside], capture_output=True, text=True, close_fds=False).stdout.strip()
+print(os.getpid(), found, flush=True)
+while True:
+    print("on and on", flush=True)
+    time.sleep(0.001)
+"""
+
+
+def test_processes_stop_and_save_when_their_launcher_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH")))))
+    monkeypatch.chdir(tmp_path)
+    child, found = launcher(SAVES_ON_SIGTERM), {}
+    while len(found) < 3:
+        prefix, first, *rest = child.stdout.readline().split()
+        if first.isdecimal():
+            found[prefix] = int(first), rest
+    child.kill()
+    child.communicate(timeout=60)
+    assert all_gone([process for process, _ in found.values()])
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["saved-0", "saved-1", "saved-2"]
+    assert {tuple(rest) for _, rest in found.values()} == {("False", "4")}  # its own streams, and the listing itself
+
+
+def test_a_launcher_that_is_killed_before_its_processes_hear_anything(tmp_path):
+    program = """
+import time
+print(os.getpid(), flush=True)
+time.sleep(0.5)
+from redco_cli.__main__ import hear_early
+hear_early()
+time.sleep(60)
+"""
+    child = launcher(program)
+    processes = [int(child.stdout.readline().split()[1]) for _ in range(3)]
+    child.kill()
+    child.communicate(timeout=60)
+    assert all_gone(processes)
+
+
+@pytest.mark.parametrize("given", ["", "5", "0,1,2", "999999,a,-1", "99999999999999999999", ",,", "\u0665"])
+def test_what_names_no_launcher_is_ignored(given):
+    look = "import redco_cli.__main__ as m, os; m.hear_early(); print('REDCO_LAUNCHER' in os.environ)"
+    ran = subprocess.run(
+        [sys.executable, "-c", look],
+        env={**os.environ, "REDCO_LAUNCHER": given},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False\n", "")
+
+
+def test_a_reader_that_has_seen_enough_holds_nobody_up(tmp_path):
+    program = """
+for _ in range(5000):
+    print("x" * 100)
+print("done", file=sys.stderr)
+"""
+    child = launcher(program, processes=1)
+    with child:
+        child.stdout.readline()
+        child.stdout.close()
+        assert child.stderr.read() == "[0] done\n"
+    assert child.returncode == 0
