@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from redco_cli.console import hush, masked_tokens, note, prediction, print_error, result, warn
+from redco_cli.console import hush, masked_tokens, note, prediction, print_error, result, warn, write_result
 from redco_cli.console.plan import show_plan
 from redco_cli.errors import EXIT_DONE
 from redco_cli.recipe.load import load_recipe, load_run, resolved_yaml
@@ -156,7 +156,7 @@ def validate(
     """Check a recipe in seconds, without weights. Finds everything that can be wrong with it."""
     loaded = load_recipe(recipe, overrides or ())
     if origins:
-        print(resolved_yaml(loaded), end="")  # noqa: T201 - a file, as it would be written
+        write_result(resolved_yaml(loaded).rstrip("\n"))
         return
     from redco_cli.run import validate as run_validate
 

@@ -83,6 +83,23 @@ def test_an_error_on_a_terminal_has_a_bold_place_and_the_same_words(terminal):
     assert seen(terminal) == str(error).replace("\x1b", "\\x1b") + "\n"
 
 
+def test_marks_of_direction_are_spelled_out_on_a_terminal_but_not_what_joins_letters(terminal, plain):
+    text = "abc\u202egpj.exe\u2066 \U000e0041 \u0915\u094d\u200d\u0937 \r\tx"
+    for on in (terminal, plain):
+        console.warn(text, on)
+    assert "abc\\u202egpj.exe\\u2066 \\U000e0041 \u0915\u094d\u200d\u0937" in seen(terminal)
+    assert "abc\u202egpj.exe\u2066 \U000e0041 \u0915\u094d\u200d\u0937" in said(plain)
+
+
+def test_the_live_line_obeys_no_name_of_a_metric(terminal, clock):
+    with console.TrainProgress(1000, console=terminal, clock=clock) as progress:
+        progress.update(
+            1, loss=1.0, learning_rate=1e-3, examples_per_second=1.0, tokens_per_second=None, extra={"a\x1b]0;b": 2.0}
+        )
+    assert "\x1b]" not in said(terminal)
+    assert "a\\x1b]0;b" in said(terminal)
+
+
 def test_notes_and_warnings_are_one_line_on_stderr(capsys):
     console.note("reading [data]")
     console.warn("first\nsecond")
