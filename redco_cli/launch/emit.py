@@ -11,6 +11,7 @@ from redco_cli.errors import EXIT_FAILED, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from redco_cli.launch.local import check_command
 from redco_cli.recipe.redaction import shown_override, variable_of
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESSES, TIMEOUT, timeout
+from redco_cli.runtime.peers.secret import SECRET, new_secret
 
 Scheduler = Literal["slurm", "jobset"]
 _TIMEOUT = int(timeout({}))  # seconds after which a run that was asked to stop ends without saving
@@ -29,13 +30,27 @@ _SLURM = """\
 # {timeout_name}, {timeout} seconds unless you set it; the rest is for the lines below. Raise both together.
 #SBATCH --signal=TERM@{grace}
 
-srun {command}
+# A secret of this start, by which its processes know each other: in no file, and handed on by srun.
+{secret_name}=${{{secret_name}:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}}
+export {secret_name}
+
+srun --export=ALL {command}
 code=$?
 if [ "$code" -eq {requeue} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$code"
 """
 
 _JOBSET = """\
+# By this secret, which is made anew for each such file, the processes of the run know each other: keep the file to
+# those who may take part in it.
+apiVersion: v1
+kind: Secret
+metadata:
+  name: redco-secret
+type: Opaque
+stringData:
+  {secret_name}: {secret}
+---
 apiVersion: jobset.x-k8s.io/v1alpha2
 kind: JobSet
 metadata:
@@ -84,6 +99,7 @@ spec:
                   env:
                     - {{name: {names[0]}, value: "{processes}"}}
                     - {{name: {names[1]}, value: "redco-workers-0-0.redco:{port}"}}
+                    - {{name: {secret_name}, valueFrom: {{secretKeyRef: {{name: redco-secret, key: {secret_name}}}}}}}
 {devices}"""
 
 _JOBSET_DEVICES = """\
@@ -113,6 +129,7 @@ def submission(scheduler: Scheduler, command: Sequence[str], processes: int, dev
         "timeout": _TIMEOUT,
         "timeout_name": TIMEOUT,
         "requeue": EXIT_REQUEUE,
+        "secret_name": SECRET,
     }
     if scheduler == "slurm":
         gpus = "" if devices is None else f"#SBATCH --gpus-per-task={devices}\n"
@@ -121,6 +138,7 @@ def submission(scheduler: Scheduler, command: Sequence[str], processes: int, dev
         devices="" if devices is None else _JOBSET_DEVICES.format(devices=devices),
         command=json.dumps(words),
         names=(PROCESSES, COORDINATOR),
+        secret=json.dumps(new_secret()),
         port=_PORT,
         failed=EXIT_FAILED,
         usage=EXIT_USAGE,

@@ -17,6 +17,7 @@ from redco_cli.errors import UsageError
 from redco_cli.launch.orphan import LIFELINE
 from redco_cli.launch.output import pass_on
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
+from redco_cli.runtime.peers.secret import SECRET, new_secret
 from redco_cli.runtime.simulated_devices import simulate_devices
 from redco_cli.runtime.stopping.handlers import is_ignored
 
@@ -60,6 +61,7 @@ def launch(command: Sequence[str], processes: int, devices: int | None) -> int:
     if devices is not None:
         simulate_devices(devices)
     shared = {**os.environ, COORDINATOR: f"localhost:{_free_port()}", PROCESSES: str(processes)}
+    shared.setdefault(SECRET, new_secret())
     started: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
     heard: deque[int] = deque()

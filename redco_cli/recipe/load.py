@@ -285,7 +285,15 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
 
 
 RESERVED_VARIABLES = frozenset(
-    {"REDCO_CACHE", "REDCO_COORDINATOR", "REDCO_NUM_PROCESSES", "REDCO_PROCESS_ID", "REDCO_TIMEOUT"}
+    {
+        "REDCO_CACHE",
+        "REDCO_COORDINATOR",
+        "REDCO_INSECURE",
+        "REDCO_NUM_PROCESSES",
+        "REDCO_PROCESS_ID",
+        "REDCO_SECRET",
+        "REDCO_TIMEOUT",
+    }
 )
 """Variables with the prefix that are no recipe keys: where compiled programs are cached, and the processes of a run."""
 

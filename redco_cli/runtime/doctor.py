@@ -12,6 +12,7 @@ import jax
 
 from redco_cli.runtime.cache import cache_directory
 from redco_cli.runtime.peers.cluster import detect_cluster
+from redco_cli.runtime.peers.secret import describe_secret
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "transformers", "datasets", "numpy")
 EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb", "digits": "sklearn"}
@@ -34,6 +35,7 @@ def examine() -> dict[str, Any]:
             "memory": {name: size for name, size in memory.items() if size is not None} or "not reported",
         },
         "processes": _processes(),
+        "secret": _secret(),
         "caches": {
             "compiled programs": str(os.environ.get("JAX_COMPILATION_CACHE_DIR", cache_directory())),
             "hugging face": os.environ.get("HF_HOME", "~/.cache/huggingface"),
@@ -49,6 +51,12 @@ def _processes() -> str:
     """What `redco train` would take this process for, without meeting the others."""
     cluster = detect_cluster(os.environ)
     return "1: the environment names no others" if cluster is None else str(cluster)
+
+
+def _secret() -> str:
+    """Whether the processes of a run would know each other by one."""
+    cluster = detect_cluster(os.environ)
+    return describe_secret(os.environ, None if cluster is None else cluster.host)
 
 
 def _memory(device: Any) -> str | None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_cli.errors import EXIT_FAILED, RedcoError
-from redco_cli.runtime.peers.wire import SILENT, Message, Wire
+from redco_cli.runtime.peers.messages import LARGEST, Message, ProtocolError, encode, readable
+from redco_cli.runtime.peers.wire import SILENT, Wire
 
 _GRACE = 1.5  # seconds in which this process may end by itself, with a reason of its own
 
@@ -90,19 +91,32 @@ class Connection:
             value: JSON-able.
 
         Raises:
-            RedcoError: a process is gone.
+            RedcoError: a process is gone; or the value is too large to be sent to all, too deep, or has a number that
+                is not finite.
         """
+        self._check(name, value)
         with self._changed:
             number = self._calls[name]
             self._calls[name] += 1
         key = f"{name} {number}"
-        self._wire.send(op="gather", name=key, value=value)
+        self._wire.send(op="gather", name=key, value=value)  # where nobody is there, `_listen` finds out
         with self._changed:
             self._changed.wait_for(lambda: key in self._gathered or self.failure is not None)
             if key not in self._gathered:
                 assert self.failure is not None
                 raise self.failure.error()
             return self._gathered.pop(key)
+
+    def _check(self, name: str, value: Any) -> None:
+        """Refuses here what would be refused when the values of all are sent to each."""
+        most, where = LARGEST // self.processes - 1024, f"the value of process {self.process} for {name!r}"
+        try:
+            size = len(encode({"values": [value]}))
+        except ProtocolError as error:
+            raise RedcoError("processes", f"{where} cannot be sent: {error}", "this is a defect of redco") from None
+        if size > most:
+            problem = f"{where} has {size} bytes; all together may have {LARGEST}, each of {self.processes} {most}"
+            raise RedcoError("processes", problem, "use fewer processes")
 
     def request_stop(self, code: int) -> None:
         """Asks all processes to agree on where to stop; only the first of all requests counts."""
@@ -123,7 +137,7 @@ class Connection:
             reason: why, for their users.
         """
         self._leaving.set()
-        if self._wire.send(op="leave", peaceful=peaceful, code=code, reason=reason):
+        if self._wire.send(op="leave", peaceful=peaceful, code=code, reason=readable(reason)):
             self._heard.wait(_GRACE)  # process 0 must not end before it has told the others
 
     def close(self) -> None:
@@ -140,6 +154,8 @@ class Connection:
                     break
         except TimeoutError:
             end = PeerFailure(f"process 0 {SILENT.format(seconds=self._patience)}")
+        except ProtocolError as error:
+            end = PeerFailure(f"process 0 sent what is no message of redco: {error}")
         end = end or PeerFailure(f"process 0 is gone: its connection {self._coordinator} ended")
         self._heard.set()
         with self._changed:
@@ -149,7 +165,7 @@ class Connection:
             give_up(end)
 
     def _handle(self, message: Message) -> PeerFailure | None:
-        op = message.get("op")
+        op = message["op"]
         if op == "gathered":
             with self._changed:
                 self._gathered[message["name"]] = message["values"]

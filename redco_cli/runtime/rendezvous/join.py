@@ -16,10 +16,13 @@ from collections.abc import Callable, Iterator
 
 from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, Interrupted, RedcoError, Requeue
 from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.runtime.peers.addresses import listening_address
 from redco_cli.runtime.peers.cluster import Cluster, detect_cluster, timeout
 from redco_cli.runtime.peers.connection import Connection, PeerFailure
 from redco_cli.runtime.peers.multihost import connected
-from redco_cli.runtime.rendezvous.client import facts, meet
+from redco_cli.runtime.peers.secret import find_secret, insecure_warning
+from redco_cli.runtime.rendezvous.client import meet
+from redco_cli.runtime.rendezvous.facts import facts
 from redco_cli.runtime.rendezvous.relay import open_relay
 from redco_cli.runtime.stopping.signals import AT_ONCE, EarlyStop, end_now, stop_at_once
 
@@ -46,7 +49,7 @@ def joined(
         hush: called on all but process 0, whose progress is that of all.
 
     Raises:
-        RedcoError: the processes do not meet, or differ.
+        RedcoError: the processes do not meet, or differ; or may not meet without a secret.
     """
     with stop_at_once(show) as early, contextlib.ExitStack() as stack:
         cluster = detect_cluster(os.environ)
@@ -54,9 +57,12 @@ def joined(
             with _ending_soon():
                 yield
             return
+        secret, seconds = find_secret(os.environ, cluster.host), timeout(os.environ)
         tell(str(cluster))
-        seconds, recipe = timeout(os.environ), loaded.recipe.model_dump(mode="json")
-        connection = meet(cluster, facts(cluster, recipe), seconds, early)
+        if warning := insecure_warning(secret, cluster.host):
+            tell(f"warning: {warning}")
+        known = facts(cluster, loaded.recipe.model_dump(mode="json"))
+        connection = meet(cluster, known, seconds, early, secret)
         early.tell = lambda reason, code: connection.leave(peaceful=False, code=code, reason=reason)
         stack.enter_context(connected(connection))
         connection.listen(lambda end: _give_up(end, show))
@@ -89,7 +95,9 @@ def _start_jax(cluster: Cluster, connection: Connection, seconds: float) -> None
 
     _put_off_aborts()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
-    address = cluster.coordinator if cluster.process == 0 else open_relay(cluster.host, cluster.port)
+    at = listening_address(cluster.host)
+    own = f"[{at}]:{cluster.port}" if ":" in at else f"{at}:{cluster.port}" if at else None
+    address = own or cluster.coordinator if cluster.process == 0 else open_relay(cluster.host, cluster.port)
     try:
         jax.distributed.initialize(
             address,
@@ -97,6 +105,7 @@ def _start_jax(cluster: Cluster, connection: Connection, seconds: float) -> None
             cluster.process,
             _own_devices(connection),
             cluster_detection_method="deactivate",
+            coordinator_bind_address=own,
             initialization_timeout=int(seconds),
             heartbeat_timeout_seconds=int(seconds) + _HEARTBEAT,
         )

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 
 _CHUNK = 2**16
+_PAUSE = 0.1  # seconds
 
 
 def open_relay(host: str, port: int) -> str:
@@ -20,7 +22,11 @@ def open_relay(host: str, port: int) -> str:
 
     def accept() -> None:
         while True:
-            near, _ = listener.accept()
+            try:
+                near, _ = listener.accept()
+            except OSError:  # no descriptor is left: there will be again
+                time.sleep(_PAUSE)
+                continue
             try:
                 far = socket.create_connection((host, port), 10)
             except OSError:  # not up yet: JAX tries again

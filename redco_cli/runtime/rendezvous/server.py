@@ -3,110 +3,143 @@
 Everyone, process 0 included, connects to the server and says who it is. When all are there and agree, the server lets
 them go, and stays: it gathers values, leads the agreement on where to stop (see `stopping.signals`), and tells
 everybody when one has left or is gone. When they disagree, or some are missing at the end of the time, it tells
-everyone why. Imports no JAX.
+everyone why, and whoever else comes while process 0 is there. Imports no JAX.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from redco_cli.errors import EXIT_FAILED
-from redco_cli.runtime.peers.wire import SILENT, Message, Wire
+from redco_cli.runtime.peers.messages import LARGEST, Message, ProtocolError, encode, readable
+from redco_cli.runtime.peers.wire import SILENT, Wire
+from redco_cli.runtime.rendezvous import refusals
+from redco_cli.runtime.rendezvous.gate import Gate
+from redco_cli.runtime.rendezvous.refusals import Refusal
 
-_LINGER = 10.0  # seconds in which those still to come may hear of a contradiction that is already known
-_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why the processes cannot begin, what to do about it, and the exit code of each."""
-
-    problem: str
-    remedy: str
-    code: int = EXIT_FAILED
+_LINGER = 10.0  # seconds in which those still to come may hear of a refusal
+_HELLO = 10.0  # seconds in which one that was let in must say who it is
+_COMPARING = 5.0  # seconds in which those that differ say in what
+_SPARE = 16  # connections that are served, besides two for each process
+_OPEN = 1000  # gathers that are begun, and lack a process
 
 
 class RendezvousServer:
-    """Listens, in threads that end with the process."""
+    """Serves, in threads that end with the process."""
 
-    def __init__(self, listener: socket.socket, processes: int, seconds: float) -> None:
+    def __init__(
+        self, listener: socket.socket, processes: int, seconds: float, secret: bytes, table: Mapping[str, str]
+    ) -> None:
         """Begins to listen.
 
         Args:
             listener: bound.
             processes: how many are to come.
             seconds: in which they must have come.
+            secret: of the run; empty for none.
+            table: the facts of process 0; see `facts.Digests`.
         """
-        self._listener, self._processes, self._seconds = listener, processes, seconds
-        self._lock = threading.RLock()
+        self._processes, self._seconds, self._table = processes, seconds, table
+        self._lock, self._counting = threading.RLock(), threading.Lock()
         self._come: list[tuple[Message, Wire]] = []
-        self._decided = False
+        self._served = 0
+        self._decided = self._is_released = False
         self._found: Refusal | None = None
+        self._asked: list[int] = []
+        self._differing: dict[int, tuple[int, Sequence[str], int]] = {}
+        self._unheard: set[int] = set()
         self._gathering: dict[str, dict[int, Any]] = {}
         self._frozen: dict[int, int] | None = None
         self._gone: set[int] = set()
         self._deadline = math.inf
+        self._gate = Gate(listener, secret, processes, self._enter)
         self._hurry(seconds)
-        threading.Thread(target=self._accept, daemon=True, name="redco-rendezvous").start()
+        self._gate.open()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._serve, args=(Wire(connection),), daemon=True).start()
+    def _enter(self, wire: Wire) -> None:
+        """Serves one that has proved itself, in a thread."""
+        with self._counting:
+            is_full = self._served >= 2 * self._processes + _SPARE
+            self._served += not is_full
+        if is_full:
+            wire.close()
+            return
+        try:
+            threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
+        except RuntimeError:  # no thread is to be had: it may come again
+            self._leave(wire)
+
+    def _leave(self, wire: Wire) -> None:
+        wire.close()
+        with self._counting:
+            self._served -= 1
 
     def _serve(self, wire: Wire) -> None:
         """One process, from its first word to the end of its connection."""
         try:
-            hello = wire.receive(10)
-        except TimeoutError:
+            hello = wire.receive(_HELLO)
+        except (TimeoutError, ProtocolError):
             hello = None
-        if hello is None or hello.get("op") != "hello":
-            wire.close()
-            return
+        is_one = hello is not None and hello["op"] == "hello" and hello["process"] < hello["processes"]
+        if hello is not None and is_one and self._is_welcome(hello, wire):
+            how = self._attend(hello, wire)
+            self._part(hello, wire, how)
+        self._leave(wire)
+
+    def _is_welcome(self, hello: Message, wire: Wire) -> bool:
         with self._lock:
-            if self._decided:
-                late = Refusal(
-                    "the run has begun, or given up, without this process", "was one started twice? give each its id"
-                )
-                wire.send(op="refused", **asdict(late))
-                wire.close()
-                return
+            waits = self._found is not None and hello["process"] == 0 and not self._is_released
+            if self._decided and not waits:
+                self._tell_why_not(wire)
+                self._unheard.discard(hello["process"])
+                if self._found is not None and not self._unheard:
+                    self._release()
+                return False
             self._come.append((hello, wire))
-            self._hurry(float(hello["seconds"]))
+            self._hurry(hello["seconds"])
             self._decide()
-        how = "is gone: it was killed, or crashed"
+            return True
+
+    def _attend(self, hello: Message, wire: Wire) -> str:
+        """Hears one until the end; returns what is to be said of that."""
         try:
             for message in wire.messages(self._seconds):
                 with self._lock:
                     self._handle(hello, message)
         except TimeoutError:
-            how = SILENT.format(seconds=self._seconds)
+            return SILENT.format(seconds=self._seconds)
+        except ProtocolError as error:
+            return f"sent what is no message of redco: {error}"
+        return "is gone: it was killed, or crashed"
+
+    def _part(self, hello: Message, wire: Wire, how: str) -> None:
         with self._lock:
             if not self._decided:
                 self._come.remove((hello, wire))
+                if hello["process"] in self._asked:
+                    self._differing.setdefault(hello["process"], (hello["process"], (), 0))
+                    self._decide()
             elif hello["process"] not in self._gone:
                 self._gone.add(hello["process"])
-                self._tell_all(op="lost", reason=f"process {hello['process']} ({hello['at']}) {how}")
-        wire.close()
+                self._tell_all(op="lost", reason=readable(f"process {hello['process']} ({hello['at']}) {how}"))
 
     def _hurry(self, seconds: float) -> None:
         """Decides in so many seconds, or before: the first to come waits no longer than it was told to."""
         deadline = time.monotonic() + seconds
         if deadline < self._deadline and not self._decided:
             self._deadline = deadline
-            timer = threading.Timer(seconds, self._decide, kwargs={"late": True})
-            timer.daemon = True
-            timer.start()
+            self._later(seconds, self._decide, late=True)
+
+    @staticmethod
+    def _later(seconds: float, call: Any, **named: Any) -> None:
+        timer = threading.Timer(seconds, call, kwargs=named)
+        timer.daemon = True
+        timer.start()
 
     def _decide(self, late: bool = False) -> None:
         """Lets everyone go, or tells why not, as soon as it is known."""
@@ -114,52 +147,103 @@ class RendezvousServer:
             if self._decided:
                 return
             hellos = [hello for hello, _ in self._come]
-            # One who has said why, and gone, is in the way all the same: others may have left for it.
-            found = self._found = self._found or stopped(hellos) or contradiction(hellos, self._processes)
-            missing, starts = self._missing(), {(hello["process"], hello["at"]) for hello in hellos}
-            if late and found is None:
-                names = ", ".join(map(str, missing))
-                found = Refusal(
-                    f"process{'es' if len(missing) > 1 else ''} {names} of {self._processes} did not connect within "
-                    f"{self._seconds:g} s",
-                    "look at what these print, or whether they were started; REDCO_TIMEOUT=SECONDS waits longer",
-                )
-            if found is None and not missing:
-                self._end()
-                self._tell_all(op="go")
-                for _, wire in self._come:
-                    wire.start_heartbeat()
-            elif found is not None and (late or len(starts) >= self._processes):
-                self._end()
-                self._gone = set(range(self._processes))
-                self._tell_all(op="refused", **asdict(found))
-            elif found is not None:
-                self._hurry(min(_LINGER, self._seconds / 2))
+            found = refusals.stopped(hellos) or refusals.contradiction(hellos, self._processes)
+            missing = self._missing()
+            if found is None and late and missing:
+                found = refusals.missing(missing, self._processes, self._seconds, self._gate.turned_away)
+            apart = self._asked or ([] if found or missing else refusals.apart(hellos))
+            if apart and found is None:
+                self._compare(apart)
+                if late or all(process in self._differing for process in apart):
+                    found = refusals.difference([self._differing.get(process, (process, (), 0)) for process in apart])
+            if found is not None:
+                self._refuse(found, missing)
+            elif not missing and not apart:
+                self._begin()
 
-    def _end(self) -> None:
-        """Nobody else is let in."""
+    def _begin(self) -> None:
         self._decided = True
+        self._gate.close()
         self._come.sort(key=lambda one: int(one[0]["process"]))
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for _, wire in self._come:
+            wire.largest = LARGEST
+        self._tell_all(op="go")
+        for _, wire in self._come:
+            wire.start_heartbeat()
+
+    def _compare(self, apart: Sequence[int]) -> None:
+        """Asks those that differ from process 0 in what, by its table."""
+        if self._asked:
+            return
+        self._asked = list(apart)
+        self._hurry(_COMPARING)
+        try:
+            payload = encode({"op": "compare", "facts": dict(self._table)})
+        except ProtocolError:  # so many keys that none can be named
+            self._differing = {process: (process, (), 0) for process in apart}
+            return
+        for hello, wire in self._come:
+            if hello["process"] in apart:  # apart from the lock: it may be long, and nobody there to take it
+                threading.Thread(target=wire.send_encoded, args=(payload,), daemon=True).start()
+
+    def _refuse(self, found: Refusal, missing: Sequence[int]) -> None:
+        """Tells all why not; process 0 last, so that it is there for those still to come."""
+        self._decided, self._found = True, found
+        self._gone = set(range(self._processes))
+        self._unheard = set(missing) - {0}
+        for hello, wire in self._come:
+            if hello["process"] != 0:
+                self._tell_why_not(wire)
+        if self._unheard:
+            self._later(min(_LINGER, self._seconds / 2), self._release)
+        else:
+            self._release()
+
+    def _release(self) -> None:
+        """Lets process 0 end, and the server with it."""
+        with self._lock:
+            if not self._is_released:
+                self._is_released = True
+                for hello, wire in self._come:
+                    if hello["process"] == 0:
+                        self._tell_why_not(wire)
+                self._later(_LINGER, self._gate.close)
+
+    def _tell_why_not(self, wire: Wire) -> None:
+        found = self._found or refusals.TOO_LATE
+        wire.send(op="refused", **{**asdict(found), "problem": readable(found.problem)})
 
     def _missing(self) -> list[int]:
         come = {hello["process"] for hello, _ in self._come}
         return [process for process in range(self._processes) if process not in come]
 
     def _tell_all(self, **message: Any) -> None:
+        payload = encode(message)
         for _, wire in reversed(self._come):  # process 0, which may end when it has heard, last
-            wire.send(**message)
+            wire.send_encoded(payload)
 
     def _handle(self, hello: Message, message: Message) -> None:
-        op, process = message.get("op"), int(hello["process"])
-        if op == "gather":
-            values = self._gathering.setdefault(message["name"], {})
-            values[process] = message["value"]
-            if len(values) == self._processes:
-                del self._gathering[message["name"]]
-                self._tell_all(op="gathered", name=message["name"], values=[values[p] for p in sorted(values)])
+        """One message, by what it asks for.
+
+        Raises:
+            ProtocolError: it does not belong here.
+        """
+        op, process = message["op"], int(hello["process"])
+        if op == "alive" or self._found is not None:
+            return
+        if op == "leave" and not self._decided:
+            hello.update(stopped=message["reason"], code=message["code"])
+            self._decide()
+        elif op == "differs" and process in self._asked:
+            self._differing[process] = (process, message["keys"], message["more"])
+            self._decide()
+        elif op == "leave":
+            self._gone.add(process)
+            self._tell_all(**{**message, "op": "left", "process": process})
+        elif not self._decided or op in ("hello", "differs"):
+            raise ProtocolError(f"{op}, which does not belong here")
+        elif op == "gather":
+            self._gather(process, message["name"], message["value"])
         elif op == "stop" and self._frozen is None:
             self._frozen = {}
             self._tell_all(op="freeze", code=message["code"], process=process)
@@ -167,62 +251,12 @@ class RendezvousServer:
             self._frozen[process] = message["point"]
             if len(self._frozen) == self._processes:
                 self._tell_all(op="stop_at", point=max(self._frozen.values()))
-        elif op == "leave" and not self._decided:
-            hello["stopped"] = message
-            self._decide()
-        elif op == "leave":
-            self._gone.add(process)
-            self._tell_all(**{**message, "op": "left", "process": process})
 
-
-def stopped(hellos: Sequence[Message]) -> Refusal | None:
-    """That one was asked to stop before all had come; None when none was."""
-    for hello in hellos:
-        if "stopped" in hello:
-            reason, code = hello["stopped"]["reason"], hello["stopped"]["code"]
-            problem = f"process {hello['process']} ({hello['at']}) ended before all had connected: {reason}"
-            return Refusal(problem, "run the same command to continue", code)
-    return None
-
-
-def contradiction(hellos: Sequence[Message], processes: int) -> Refusal | None:
-    """What those who have come disagree about; None when they agree.
-
-    Args:
-        hellos: what each said.
-        processes: how many process 0 expects.
-    """
-    seen: dict[int, Message] = {}
-    for hello in hellos:
-        process = hello["process"]
-        if hello["processes"] != processes:
-            problem = f"process {process} ({hello['at']}) is one of {hello['processes']} processes, process 0 one of "
-            return Refusal(f"{problem}{processes}", "start all processes with the same count")
-        if process in seen:
-            problem = f"process {process} was started twice: {seen[process]['at']} and {hello['at']}"
-            return Refusal(problem, f"give each process its own id, from 0 to {processes - 1}")
-        seen[process] = hello
-    if len(seen) < processes:
-        return None
-    first = seen[0]
-    wrong = [
-        f"{name} is {_text(first['facts'].get(name))} on process 0, but {_text(hello['facts'].get(name))} on process "
-        f"{process}"
-        for process, hello in sorted(seen.items())
-        for name in _differing(first["facts"], hello["facts"])
-    ]
-    if not wrong:
-        return None
-    more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-    remedy = "start all with one recipe and one installation"
-    return Refusal(f"the processes differ: {', '.join(wrong[:_SHOWN])}{more}", remedy)
-
-
-def _differing(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The facts that are not the same; what one of them does not know is no difference."""
-    unknown = {name for facts in (first, other) for name, value in facts.items() if name == "devices" and value is None}
-    return [name for name in {**first, **other} if name not in unknown and first.get(name) != other.get(name)]
-
-
-def _text(value: object) -> str:
-    return "not there" if value is None else f"{value:.40}" if isinstance(value, str) else str(value)
+    def _gather(self, process: int, name: str, value: Any) -> None:
+        if len(self._gathering) >= _OPEN and name not in self._gathering:
+            raise ProtocolError(f"the beginning of more than {_OPEN} values to gather")
+        values = self._gathering.setdefault(name, {})
+        values[process] = value
+        if len(values) == self._processes:
+            del self._gathering[name]
+            self._tell_all(op="gathered", name=name, values=[values[p] for p in sorted(values)])

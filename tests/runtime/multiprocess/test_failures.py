@@ -285,6 +285,7 @@ def test_another_recipe_is_refused_on_each() -> None:
     children = [
         start(["train", "recipe.yaml", f"seed={process}"], process, 2, port, REDCO_TIMEOUT="20") for process in (0, 1)
     ]
-    for end in ended(children, 60):
+    for process, end in enumerate(ended(children, 60)):
         assert end.code == 1
-        assert "the processes differ: recipe seed is 0 on process 0, but 1 on process 1" in end.err
+        named = f"recipe seed is {process} here, but not on process {1 - process}"
+        assert f"the processes differ: {named}" in end.err

@@ -14,16 +14,27 @@ from redco_cli.errors import RedcoError
 from redco_cli.runtime.peers import wire
 from redco_cli.runtime.peers.cluster import Cluster
 from redco_cli.runtime.peers.connection import Connection
+from redco_cli.runtime.peers.handshake import introduce
 from redco_cli.runtime.rendezvous import server
-from redco_cli.runtime.rendezvous.client import facts, meet
+from redco_cli.runtime.rendezvous.client import meet
+from redco_cli.runtime.rendezvous.facts import digests, facts
 from redco_cli.runtime.stopping.signals import EarlyStop, StopRequest
 from tests.runtime.multiprocess.processes import ended, free_port
+from tests.runtime.peers.ends import admit
 
 FACTS = {"jax": "1", "devices": 2}
+SECRET = b"0123456789abcdef"
 
 
 def cluster(process, processes, port, host="localhost"):
     return Cluster("REDCO variables", f"{host}:{port}", processes, process, None)
+
+
+def hello(process, processes, seconds):
+    """What a process at another host says first."""
+    mine = digests(FACTS, SECRET)
+    who = {"process": process, "processes": processes, "at": "far", "seconds": seconds, "stopped": None, "code": 0}
+    return {"op": "hello", **who, "facts": mine.whole, "devices": mine.devices}
 
 
 def meeting(clusters, seconds=3.0, known=None, late=None):
@@ -32,7 +43,7 @@ def meeting(clusters, seconds=3.0, known=None, late=None):
     def come(number):
         time.sleep((late or {}).get(number, 0))
         try:
-            return meet(clusters[number], (known or {}).get(number, FACTS), seconds, EarlyStop())
+            return meet(clusters[number], (known or {}).get(number, FACTS), seconds, EarlyStop(), SECRET)
         except RedcoError as error:
             return str(error)
 
@@ -68,7 +79,8 @@ def knock():
         deadline = time.monotonic() + 30
         while True:
             try:
-                opened.append(wire.Wire(socket.create_connection(("localhost", port + 1))))
+                connection = socket.create_connection(("localhost", port + 1))
+                opened.append(introduce(connection, SECRET, deadline))
             except ConnectionRefusedError:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
@@ -129,12 +141,11 @@ def test_what_differs_is_named_on_each():
     port = free_port()
     known = {1: {"jax": "2", "devices": 4, "recipe seed": 3}}
     found, _ = meeting([cluster(process, 2, port) for process in range(2)], known=known)
-    for text in found:
-        assert text.endswith(
-            "the processes differ: jax is 1 on process 0, but 2 on process 1, devices is 2 on process 0, but 4 on "
-            "process 1, recipe seed is not there on process 0, but 3 on process 1\n"
-            "  -> start all with one recipe and one installation"
-        )
+    remedy = "\n  -> start all with one recipe and one installation"
+    here = "the processes differ: jax is 1 here, but not on process 1, devices is 2 here, but not on process 1, "
+    assert found[0].endswith(f"{here}process 1 has a key that is not there on this process{remedy}")
+    there = "the processes differ: jax is 2 here, but not on process 0, devices is 4 here, but not on process 0, "
+    assert found[1].endswith(f"{there}recipe seed is 3 here, but not on process 0{remedy}")
 
 
 def test_devices_that_one_does_not_know_of_are_no_difference():
@@ -171,12 +182,12 @@ def test_a_stranger_at_the_port_is_no_process():
 def test_a_stranger_that_calls_does_not_disturb(knock):
     port = free_port()
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, EarlyStop())
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, EarlyStop(), SECRET)
         knock(port).close()  # it listens
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b""):
             with socket.create_connection(("localhost", port + 1)) as stranger:
                 stranger.sendall(words)
-        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, EarlyStop())
+        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, EarlyStop(), SECRET)
         for link in (first.result(), second.result()):
             link.close()
 
@@ -192,7 +203,7 @@ try:
     with stop_at_once(print) as early:
         print("ready", flush=True)
         sys.stdin.readline()
-        meet(Cluster("REDCO variables", f"localhost:{port}", processes, process, None), {"jax": "1"}, 60, early)
+        meet(Cluster("REDCO variables", f"localhost:{port}", processes, process, None), {"jax": "1"}, 60, early, b"")
 except RedcoError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -240,7 +251,7 @@ def test_what_ends_the_meeting_is_told_to_those_who_come_when_who_said_it_is_gon
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(meeting, [cluster(0, 3, port)], 30)
         leaving = knock(port)
-        leaving.send(op="hello", process=1, processes=3, at="far", seconds=20, facts=FACTS)
+        leaving.send(**hello(1, 3, 20))
         leaving.send(op="leave", peaceful=False, code=130, reason="SIGINT")
         time.sleep(0.2)
         leaving.close()
@@ -255,14 +266,14 @@ def test_who_comes_when_all_have_met_is_refused_and_disturbs_nobody(knock):
     port = free_port()
     early = []
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, EarlyStop())
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 5, EarlyStop(), SECRET)
         late = knock(port)  # let in, but says nothing yet
-        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, EarlyStop())
+        second = pool.submit(meet, cluster(1, 2, port), FACTS, 5, EarlyStop(), SECRET)
         early += [first.result(), second.result()]
-    late.send(op="hello", process=1, processes=2, at="far", seconds=5, facts=FACTS)
+    late.send(**hello(1, 2, 5))
     refused = late.receive(20)
     late.close()
-    assert refused["problem"] == "the run has begun, or given up, without this process"
+    assert refused["problem"] == "the run has begun without this process"
     assert ends_of(early, 1) == []
 
 
@@ -288,9 +299,9 @@ def ends_of(links, seconds):
 def test_a_process_that_is_frozen_is_taken_for_dead(knock):
     port = free_port()
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(meet, cluster(0, 2, port), FACTS, 2, EarlyStop())
+        first = pool.submit(meet, cluster(0, 2, port), FACTS, 2, EarlyStop(), SECRET)
         frozen = knock(port)
-        frozen.send(op="hello", process=1, processes=2, at="far", seconds=2, facts=FACTS)
+        frozen.send(**hello(1, 2, 2))
         (end,) = ends_of([first.result()], 20)
     assert frozen.receive(20) == {"op": "go"}
     frozen.close()
@@ -302,8 +313,8 @@ def test_a_process_that_is_frozen_is_taken_for_dead(knock):
 def test_process_0_that_is_frozen_is_taken_for_dead():
     with socket.create_server(("localhost", 0)) as listener, ThreadPoolExecutor(1) as pool:
         port = listener.getsockname()[1] - 1
-        other = pool.submit(meet, cluster(1, 2, port), FACTS, 2, EarlyStop())
-        frozen = wire.Wire(listener.accept()[0])
+        other = pool.submit(meet, cluster(1, 2, port), FACTS, 2, EarlyStop(), SECRET)
+        frozen = admit(listener.accept()[0], SECRET)
         assert frozen.receive(20)["op"] == "hello"
         frozen.send(op="go")
         (end,) = ends_of([other.result()], 20)
