@@ -8,6 +8,7 @@ import yaml
 from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from redco_cli.launch.emit import submission
 from redco_cli.runtime.peers.cluster import Cluster, detect_cluster, timeout
+from redco_cli.runtime.peers.secret import find_secret
 
 COMMAND = ["train", "my recipe.yaml", "train.steps=10"]
 MARGIN = 90  # seconds: Slurm sends a signal up to 60 s early, and what comes after a stop takes some as well
@@ -15,7 +16,7 @@ MARGIN = 90  # seconds: Slurm sends a signal up to 60 s early, and what comes af
 
 def jobset(devices=8):
     """The JobSet, and the Job that it makes."""
-    whole = yaml.safe_load(submission("jobset", COMMAND, 4, devices))
+    _, whole = yaml.safe_load_all(submission("jobset", COMMAND, 4, devices))
     return whole, whole["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
@@ -29,7 +30,7 @@ def test_a_slurm_script():
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --gpus-per-task=8",
     } <= set(lines)
-    assert "srun redco train 'my recipe.yaml' train.steps=10" in lines
+    assert "srun --export=ALL redco train 'my recipe.yaml' train.steps=10" in lines
     assert "gpus" not in submission("slurm", COMMAND, 4, None)
 
 
@@ -56,6 +57,54 @@ def test_a_slurm_script_is_queued_again_only_after_a_signal(code, tmp_path):
     assert ran.stdout == ("requeue 77\n" if code == 75 else "")
 
 
+def start_of(script, path, tasks, **environ):
+    """What each task of a Slurm script finds as the secret, at one start of it."""
+    (path / "srun").write_text(
+        f'#!/bin/bash\necho "$@" > {path}/argv\nfor n in {tasks}; do printenv REDCO_SECRET; done\n'
+    )
+    (path / "srun").chmod(0o755)
+    ran = subprocess.run(
+        ["bash"],
+        input=script,
+        env={"PATH": f"{path}:/usr/bin:/bin", "SLURM_JOB_ID": "77", **environ},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout.split()
+
+
+def test_each_start_of_a_slurm_script_has_a_secret_of_its_own(tmp_path):
+    script = submission("slurm", COMMAND, 2, None)
+    starts = [start_of(script, tmp_path, "1 2 3") for _ in range(2)]
+    for found in starts:
+        assert len(found) == 3
+        assert re.fullmatch("[0-9a-f]{64}", found[0])
+        assert len(set(found)) == 1
+        assert found[0] not in script
+        assert found[0] not in (tmp_path / "argv").read_text()  # which anyone on the machine may read
+    assert starts[0] != starts[1]
+    assert start_of(script, tmp_path, "1", REDCO_SECRET="of the user's own") == ["of", "the", "user's", "own"]
+
+
+def test_the_pods_of_a_jobset_have_one_secret_by_reference():
+    texts = [submission("jobset", COMMAND, 2, None) for _ in range(2)]
+    values = set()
+    for text in texts:
+        secret, job = yaml.safe_load_all(text)
+        assert (secret["apiVersion"], secret["kind"], secret["type"]) == ("v1", "Secret", "Opaque")
+        ((key, value),) = secret["stringData"].items()
+        assert find_secret({key: value}, "node1") == value.encode()
+        assert text.count(value) == 1
+        pod = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+        assert {
+            "name": key,
+            "valueFrom": {"secretKeyRef": {"name": secret["metadata"]["name"], "key": key}},
+        } in pod["containers"][0]["env"]
+        values.add(value)
+    assert len(values) == 2
+
+
 def test_a_jobset_gives_each_process_what_it_is_recognised_by():
     job, workers = jobset()
     assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
@@ -63,7 +112,7 @@ def test_a_jobset_gives_each_process_what_it_is_recognised_by():
     container = workers["template"]["spec"]["containers"][0]
     assert container["command"] == ["redco", *COMMAND]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
-    environ = {one["name"]: one["value"] for one in container["env"]} | {"JOB_COMPLETION_INDEX": "3"}
+    environ = {one["name"]: one.get("value") for one in container["env"]} | {"JOB_COMPLETION_INDEX": "3"}
     name, group = job["metadata"]["name"], job["spec"]["replicatedJobs"][0]["name"]
     assert detect_cluster(environ) == Cluster("Kubernetes", f"{name}-{group}-0-0.{name}:8476", 4, 3, None)
     assert "resources" not in jobset(None)[1]["template"]["spec"]["containers"][0]

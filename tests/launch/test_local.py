@@ -1,6 +1,7 @@
 """Several processes on this machine, with a Python program in the place of redco."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,6 +44,19 @@ print("aside", file=sys.stderr)
     assert "--xla_force_host_platform_device_count=4" in lines[0]
     assert lines[0].endswith("['train', 'x']")
     assert sorted(err.splitlines()) == ["[0] aside", "[1] aside", "[2] aside"]
+
+
+@pytest.mark.parametrize("given", [None, "0123456789abcdef"])
+def test_all_have_one_secret_which_no_list_of_processes_shows(given, monkeypatch):
+    monkeypatch.delenv("REDCO_SECRET", raising=False)
+    if given is not None:
+        monkeypatch.setenv("REDCO_SECRET", given)
+    child = launcher(
+        "print(os.environ['REDCO_SECRET'], open('/proc/self/cmdline').read().count(os.environ['REDCO_SECRET']))"
+    )
+    out, _ = child.communicate(timeout=60)
+    (found,) = {line[4:] for line in out.splitlines()}
+    assert re.fullmatch("0123456789abcdef 0" if given else "[0-9a-f]{64} 0", found)
 
 
 @pytest.mark.parametrize(("failing", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), 9)", 137)])

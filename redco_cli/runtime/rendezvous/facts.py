@@ -22,7 +22,7 @@ VERSIONED = ("redco", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 """Packages of which all processes must have the same version."""
 _DEVICES = "devices"  # not every process knows of its own before JAX starts: who does not is no different
 _DIGITS, _WIDTH = 32, 60
-_PRIVATE = re.compile(r"(?:^|[^a-z])(?:(?:api)?keys?|tokens?|secrets?|passwords?|passwd)(?:$|[^a-z])", re.IGNORECASE)
+_PRIVATE = re.compile(r"(?:^|[^a-z])(?:(?:api)?keys?|token|secrets?|passwords?|passwd)(?:$|[^a-z])", re.IGNORECASE)
 
 
 def facts(cluster: Cluster, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,11 +91,13 @@ def differences(
         texts += [_difference(known, named.get(name), there) for name in names]
         if not names:
             texts.append(f"this process and process {there}")
-    rest = [f"process {other}" for other, *_ in found if mine and other != process]
+    rest = [other for other, *_ in found if mine and other != process]
     more += len(texts[SHOWN:])
     shown = ", ".join(dict.fromkeys(texts[:SHOWN])) + (f", and {more} more" if more else "")
-    others = f"; {', '.join(rest[:SHOWN])}{' and others' if rest[SHOWN:] else ''} differ from process 0 too"
-    return f"the processes differ: {shown}{others if rest else ''}"
+    if not rest:
+        return f"the processes differ: {shown}"
+    others = f"process {rest[0]} differs" if len(rest) == 1 else f"process {rest[0]} and {len(rest) - 1} more differ"
+    return f"the processes differ: {shown}; {others} from process 0 too"
 
 
 def shown_value(name: str, value: object) -> str:

@@ -99,11 +99,10 @@ class Gate:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:  # no descriptor is left, or no memory: there will be again
-                self._drop_first()
-                time.sleep(_PAUSE)
+                self._make_room(max(len(self._waiting) // 2, 1))
                 return
             if len(self._waiting) >= self._most:
-                self._drop_first()
+                self._make_room(1)
             connection.setblocking(False)
             arrival = _Arrival(connection, Admission(self._secret), time.monotonic() + _SECONDS)
             self._waiting[connection] = arrival
@@ -147,6 +146,9 @@ class Gate:
         self._forget(arrival)
         arrival.connection.close()
 
-    def _drop_first(self) -> None:
-        if self._waiting:
-            self._drop(next(iter(self._waiting.values())))
+    def _make_room(self, count: int) -> None:
+        """So many of those that have been here longest go; where there is none, others must end what they hold."""
+        if not self._waiting:
+            time.sleep(_PAUSE)
+        for arrival in list(self._waiting.values())[:count]:
+            self._drop(arrival)
