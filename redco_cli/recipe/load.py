@@ -285,15 +285,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
 
 
 RESERVED_VARIABLES = frozenset(
-    {
-        "REDCO_CACHE",
-        "REDCO_COORDINATOR",
-        "REDCO_INSECURE",
-        "REDCO_NUM_PROCESSES",
-        "REDCO_PROCESS_ID",
-        "REDCO_SECRET",
-        "REDCO_TIMEOUT",
-    }
+    map("REDCO_{}".format, ("CACHE", "COORDINATOR", "INSECURE", "NUM_PROCESSES", "PROCESS_ID", "SECRET", "TIMEOUT"))
 )
 """Variables with the prefix that are no recipe keys: where compiled programs are cached, and the processes of a run."""
 

@@ -5,5 +5,6 @@ In: the environment variables of a scheduler (`cluster`) and the connection that
 of them work for a process alone, and none needs JAX.
 
 Start with `multihost`, what the rest of redco uses. `connection` is behind it: gathering, agreeing on a stop, failures
-of others. `wire` sends the messages: JSON lines over TCP, with a heartbeat. `agreement` compares the batches of all.
+of others. `wire` sends the `messages`: JSON over TCP, signed, with a heartbeat; before the first of them a `handshake`
+proves that both ends know the `secret`. `agreement` compares the batches of all, `census` counts their rows.
 """

@@ -96,6 +96,8 @@ def introduce(connection: socket.socket, secret: bytes, deadline: float) -> Wire
     connection.setblocking(False)
     nonce = os.urandom(_NONCE)
     answer = _exchanged(connection, MAGIC + nonce, len(MAGIC) + _NONCE, deadline)
+    if answer == MAGIC + nonce:  # a port that nobody listens at may be given to the connection that asks for it
+        raise UnansweredError("it is this end itself")
     if not answer.startswith(MAGIC):
         raise HandshakeError("it speaks something else")
     session = SessionKeys(secret, nonce + answer[len(MAGIC) :])

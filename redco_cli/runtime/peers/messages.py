@@ -19,6 +19,8 @@ FIRST = 2**16
 """Bytes of a message to process 0 before all have met."""
 SHOWN = 3
 """How many of the differences between two processes are told."""
+MOST_SECONDS = 1e9
+"""Seconds that a process may ask to be waited for."""
 _DEEPEST = 32  # lists and objects within each other
 _LONGEST = 10_000  # characters of a text
 _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
@@ -43,7 +45,7 @@ def _is_code(value: Any) -> bool:
 
 
 def _is_seconds(value: Any) -> bool:
-    return (type(value) is int or (type(value) is float and math.isfinite(value))) and 0 <= value <= 1e9
+    return (type(value) is int or (type(value) is float and math.isfinite(value))) and 0 <= value <= MOST_SECONDS
 
 
 def _is_flag(value: Any) -> bool:

@@ -6,6 +6,7 @@ scheduler gives the processes of a job one that others cannot read. Imports no J
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 
@@ -43,7 +44,7 @@ def find_secret(environ: Mapping[str, str], host: str) -> bytes:
         remedy = f"make one, and give its value to all processes alike: {_LINE}\n"
         remedy += f"     or, on a network that nobody else can reach: export {INSECURE}=1"
         raise UsageError(f"environment {SECRET}", problem, remedy)
-    return b"" if given is None else given.encode(errors="surrogateescape")
+    return b"" if given is None else os.fsencode(given)
 
 
 def insecure_warning(secret: bytes, host: str) -> str | None:

@@ -17,7 +17,7 @@ from redco_cli.runtime.peers.addresses import listening_address
 from redco_cli.runtime.peers.cluster import Cluster
 from redco_cli.runtime.peers.connection import Connection
 from redco_cli.runtime.peers.handshake import HandshakeError, OtherSecretError, UnansweredError, introduce
-from redco_cli.runtime.peers.messages import Message, ProtocolError, readable
+from redco_cli.runtime.peers.messages import MOST_SECONDS, Message, ProtocolError, readable
 from redco_cli.runtime.peers.wire import Wire
 from redco_cli.runtime.rendezvous.facts import differences, differing, digests
 from redco_cli.runtime.rendezvous.server import RendezvousServer
@@ -88,7 +88,7 @@ def _come(
     """Says hello to the server, or that this process is about to end."""
     wire = _connect(cluster, deadline, seconds, secret)
     at = readable(f"{socket.gethostname()}, process id {os.getpid()}")
-    left, mine = max(deadline - time.monotonic(), 0.0), digests(known, secret)
+    left, mine = min(max(deadline - time.monotonic(), 0.0), MOST_SECONDS), digests(known, secret)
     who = {"process": cluster.process, "processes": cluster.processes, "at": at, "seconds": left}
     wire.send(op="hello", **who, facts=mine.whole, devices=mine.devices, stopped=stopped, code=code)
     wire.start_heartbeat()

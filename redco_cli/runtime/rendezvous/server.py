@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from redco_cli.runtime.peers.messages import LARGEST, Message, ProtocolError, encode, readable
+from redco_cli.runtime.peers.messages import LARGEST, MOST_SECONDS, Message, ProtocolError, encode, readable
 from redco_cli.runtime.peers.wire import SILENT, Wire
 from redco_cli.runtime.rendezvous import refusals
 from redco_cli.runtime.rendezvous.gate import Gate
@@ -58,7 +58,7 @@ class RendezvousServer:
         self._gone: set[int] = set()
         self._deadline = math.inf
         self._gate = Gate(listener, secret, processes, self._enter)
-        self._hurry(seconds)
+        self._hurry(min(seconds, MOST_SECONDS))
         self._gate.open()
 
     def _enter(self, wire: Wire) -> None:

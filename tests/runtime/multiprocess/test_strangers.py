@@ -23,6 +23,7 @@ def test_two_processes_meet_and_train_whoever_else_comes(secret: str | None) -> 
     seed = random.SystemRandom().randrange(10**6)
     dice, recorded = random.Random(seed), overheard()
     environment = {"REDCO_TIMEOUT": "60"} if secret is None else {"REDCO_TIMEOUT": "60", "REDCO_SECRET": secret}
+    came = 0
     for number in range(3):
         port = free_port()
         with Strangers(port + 1, seed + number, recorded) as strangers:
@@ -34,8 +35,9 @@ def test_two_processes_meet_and_train_whoever_else_comes(secret: str | None) -> 
                 time.sleep(dice.uniform(0, 5))
             ends = ended(children, 120)
         assert [end.code for end in ends] == [0, 0], (seed, [end.err[-2000:] for end in ends])
-        assert strangers.came["talk"] > 10, strangers.came
+        came += sum(strangers.came.values())
         exact(f"run-{number}", "expected", 12)
+    assert came > 100, seed
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Messages between processes over a pair of sockets: what is forged, odd or slow is refused, by name and in time."""
 
+import contextlib
 import json
 import os
 import random
@@ -335,19 +336,24 @@ def test_what_answers_a_process_and_is_no_server_is_told_apart():
     assert answered(MAGIC[:4], seconds=0.3) is UnansweredError
 
 
-def test_a_proof_that_is_sent_back_proves_nothing():
-    """A server without the secret that answers with what the process said."""
+@pytest.mark.parametrize(("changed", "error"), [(1, OtherSecretError), (0, UnansweredError)])
+def test_a_proof_that_is_sent_back_proves_nothing(changed, error):
+    """A server without the secret that answers with what the process said, or a connection that met itself."""
     near, far = socket.socketpair()
 
     def reflect():
-        far.sendall(far.recv(48))
-        far.sendall(b"\x01" + far.recv(32))
+        heard = far.recv(48)
+        far.sendall(heard[:-1] + bytes([heard[-1] ^ changed]))
+        with contextlib.suppress(OSError):
+            far.sendall(b"\x01" + far.recv(32))
 
     reflecting = threading.Thread(target=reflect)
     reflecting.start()
-    with near, far, pytest.raises(OtherSecretError):
+    with pytest.raises(error):
         introduce(near, SECRET, time.monotonic() + 5)
+    near.close()
     reflecting.join()
+    far.close()
 
 
 def test_no_two_connections_have_a_key_in_common():
