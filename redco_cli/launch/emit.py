@@ -31,7 +31,7 @@ _SLURM = """\
 #SBATCH --signal=TERM@{grace}
 
 # A secret of this start, by which its processes know each other: in no file, and handed on by srun.
-{secret_name}=${{{secret_name}:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}}
+{secret_name}=${{{secret_name}:-$(od -An -N32 -tx1 /dev/urandom | tr -dc 0-9a-f)}}
 export {secret_name}
 
 srun --export=ALL {command}

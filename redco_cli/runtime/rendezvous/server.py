@@ -24,7 +24,7 @@ from redco_cli.runtime.rendezvous.refusals import Refusal
 
 _LINGER = 10.0  # seconds in which those still to come may hear of a refusal
 _HELLO = 10.0  # seconds in which one that was let in must say who it is
-_COMPARING = 5.0  # seconds in which those that differ say in what
+_COMPARING = 30.0  # seconds in which those that differ say in what
 _SPARE = 16  # connections that are served, besides two for each process
 _OPEN = 1000  # gathers that are begun, and lack a process
 
