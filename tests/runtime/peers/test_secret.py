@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from redco_cli.errors import EXIT_USAGE, UsageError
+from redco_cli.errors import EXIT_USAGE, RedcoError, UsageError
 from redco_cli.recipe.load import load_recipe
 from redco_cli.runtime.doctor import examine
 from redco_cli.runtime.peers import addresses
@@ -74,6 +74,21 @@ def test_every_process_is_refused_before_anything_is_opened(process, monkeypatch
     loaded = load_recipe(str(tmp_path / "recipe.yaml"), ["data.train={path: x}", "train.steps=1"])
     with pytest.raises(UsageError, match="REDCO_SECRET: is not set"), join.joined(loaded, print, print):
         pass
+
+
+def test_what_is_accepted_without_one_is_warned_of(monkeypatch, tmp_path):
+    def meet(*_):
+        raise RedcoError("", "met")
+
+    variables = {"NUM_PROCESSES": "2", "PROCESS_ID": "0", "COORDINATOR": "node1:8476", "INSECURE": "1"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"REDCO_{name}", value)
+    monkeypatch.setattr(join, "meet", meet)
+    (tmp_path / "recipe.yaml").write_text("plugin: {module: x.py}\noutput_dir: run\n")
+    loaded, told = load_recipe(str(tmp_path / "recipe.yaml"), ["data.train={path: x}", "train.steps=1"]), []
+    with pytest.raises(RedcoError, match="met"), join.joined(loaded, told.append, print):
+        pass
+    assert told[1].startswith("warning: REDCO_INSECURE=1: whoever reaches node1 can take part in this run")
 
 
 def test_the_variables_are_no_keys_of_a_recipe(monkeypatch, tmp_path):
