@@ -31,6 +31,7 @@ from redco_cli.runtime.stopping.signals import stop_on_signal
 from redco_cli.training.evaluate import EvalResult, compiled_evaluation
 from redco_cli.training.evaluate import evaluate as mean_loss
 from redco_cli.training.outcome import TrainResult, finished
+from redco_cli.training.saving.identity import Identity
 from redco_cli.training.saving.initial import check_initial_params
 from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.resume import find_start, open_output
@@ -55,13 +56,14 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     enable_compilation_cache()
     job, placement = choose_placement(prepare(loaded, stages=stages_of(loaded.recipe)))
     check_sizes(job, placement.mesh)
-    start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where))
+    start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where), Identity(job))
     job, updates = job.with_models(start.models), plan_updates(job, timeline)
     if outcome := finished(start, job, timeline):
         return outcome
     if start.source is None:
         check_initial_params(job, start.initial)
     open_output(start.directory, job.where("output_dir"))
+    start.identity.now()
     with (
         explaining_out_of_memory(job, placement, "train"),
         stop_on_signal(note) as stop,
@@ -256,7 +258,7 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     loaded = load_recipe(recipe, overrides)
     job = prepare(loaded, stages=stages_of(loaded.recipe))
     check_sizes(job, recipe_placement(job, read_loss).mesh)
-    start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where))
+    start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where), Identity(job))
     plan_updates(job, timeline)
     if start.said:
         note(start.said)

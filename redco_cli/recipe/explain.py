@@ -10,10 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from redco_cli.errors import Problem
+from redco_cli.errors import Problem, RecipeError
 from redco_cli.recipe.redaction import shown_value
 from redco_cli.recipe.schema import Recipe
 
+_CONSENT = "checkpoint.accept"
 _WANTED = {
     "string_type": "text",
     "string_too_short": "text",
@@ -41,6 +42,19 @@ def explain(error: ValidationError, where: Callable[[str], str]) -> list[Problem
         if deeper and isinstance(details[0]["input"], dict | list):  # what was meant is clear, and wrong further down
             del by_key[key]
     return [_problem(key, details, where) for key, details in by_key.items()]
+
+
+def refuse_written_consent(origins: Mapping[str, str]) -> None:
+    """Refuses `checkpoint.accept` from anywhere but the command line, by the origins of the keys of a recipe.
+
+    Raises:
+        RecipeError: a file or the environment gives it.
+    """
+    written = {key: origin for key, origin in origins.items() if f"{key}.".startswith(f"{_CONSENT}.")}
+    for origin in written.values():
+        if origin != "command line":
+            problem = "is consent to one change, and what is written down would consent to every later one too"
+            raise RecipeError(f"{origin}: {_CONSENT}", problem, "give it on the command line, when a run was refused")
 
 
 def did_you_mean(given: str, known: Sequence[str]) -> str:

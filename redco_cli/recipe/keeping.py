@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from redco_cli.recipe.durations import Duration
 from redco_cli.recipe.section import Positive, Section
+
+
+def _as_list(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+Accepted = Annotated[tuple[Literal["plugin", "data"], ...], BeforeValidator(_as_list)]
+"""One word, or a list of them."""
 
 
 class CheckpointSection(Section):
@@ -20,6 +30,9 @@ class CheckpointSection(Section):
     extend: Literal["restart", "stretch"] | None = None
     """How a run goes on whose `train.steps` has grown, where the steps done would have had another learning rate:
     `restart` warms up again to the peak, `stretch` takes the schedule of the new length from here on. Default: not."""
+    accept: Accepted = Field(default=(), exclude=True)
+    """On the command line only: go on though `plugin`, `data`, or both (`[plugin,data]`), are not those that the
+    checkpoint was trained with. It is consent to this one change; checkpoints and records keep it, no recipe does."""
 
 
 class WandbSection(Section):

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from redco_cli.errors import RecipeError, UsageError
-from redco_cli.recipe.explain import accepts_only_text, did_you_mean, explain
+from redco_cli.recipe.explain import accepts_only_text, did_you_mean, explain, refuse_written_consent
 from redco_cli.recipe.redaction import parse_value, shown_override
 from redco_cli.recipe.schema import Recipe
 from redco_cli.recipe.shipped import shipped_recipes
@@ -81,6 +81,7 @@ def load_recipe(
         recipe = Recipe.model_validate(values)
     except ValidationError as error:
         raise RecipeError.of(explain(error, lambda key: place(key, origins, shown(path)))) from None
+    refuse_written_consent(origins)
     return LoadedRecipe(recipe, Path(shown(path)), origins)
 
 

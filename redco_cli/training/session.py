@@ -35,6 +35,7 @@ from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
 from redco_cli.training.saving.constant import digests, refuse_others
 from redco_cli.training.saving.extension import leave_behind
+from redco_cli.training.saving.identity import remembering
 from redco_cli.training.saving.initial import load_constants, load_initial_params
 from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.outer_state import OuterState
@@ -146,9 +147,12 @@ def open_run(
             progress,
             predict,
             stop,
-            _about(job, placement, timeline, state, {**plain, "output_dir": str(start.directory)}),
+            _about(job, placement, timeline, state, start, {**plain, "output_dir": str(start.directory)}),
         )
+        for one in start.continued.unrecorded:
+            recorder.record(start.step, "run", {"accepted": one["what"], "why": one["why"], "changed": one["changed"]})
         run = TrainingRun(setup, state, start, find_patience(start, job.recipe.eval))
+        stack.enter_context(remembering(start.identity, start.continued, lambda: run.step, start.checkpoints.wait))
         if job.plugin.run_fn is None:
             yield run, None
         else:
@@ -213,7 +217,9 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
     return state
 
 
-def _about(job: Job, placement: Placement, timeline: Timeline, state: TrainState, recipe: Mapping[str, Any]) -> Meta:
+def _about(
+    job: Job, placement: Placement, timeline: Timeline, state: TrainState, start: Start, recipe: Mapping[str, Any]
+) -> Meta:
     """What every checkpoint says of a run, as of step 0."""
     constants = {name: state.frozen[name] for name in unsaved(job.recipe)}
     return Meta(
@@ -225,6 +231,8 @@ def _about(job: Job, placement: Placement, timeline: Timeline, state: TrainState
         segments=[vars(one) for one in timeline.segments],
         digests=digests(constants, placement.mesh),
         init_shapes=job.init_shapes,
+        identity=start.identity.now(),
+        accepted=start.continued.accepted,
     )
 
 

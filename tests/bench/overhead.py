@@ -25,6 +25,7 @@ from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.input_pipeline import device_batches
 from redco_cli.training.loop import TrainingRun
 from redco_cli.training.records.metrics import Meter
+from redco_cli.training.saving.identity import Identity
 from redco_cli.training.saving.resume import Start, open_output, output_directory
 from redco_cli.training.saving.selection import own_checkpoints
 from redco_cli.training.session import open_run, plan_updates
@@ -70,7 +71,7 @@ def main() -> None:
         updates = plan_updates(job, timeline)
         directory = output_directory(job.recipe.output_dir, "output_dir")
         open_output(directory, "output_dir")
-        start = Start(directory, own_checkpoints(directory, job.recipe), {})
+        start = Start(directory, own_checkpoints(directory, job.recipe), {}, Identity(job))
         fed = device_batches(job, placement.mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
         batches = [batch for batch, _ in fed]
         progress = TrainProgress(timeline.steps, console=open_console(log, terminal=False))

@@ -9,7 +9,7 @@ from typing import Any
 from redco_cli.plugin.shapes import Shapes
 from redco_cli.training.saving.ranking import Best
 
-_SINCE = frozenset({"outer", "segments", "skipped", "digests", "init_shapes"})
+_SINCE = frozenset({"outer", "segments", "skipped", "digests", "init_shapes", "identity", "accepted"})
 """What checkpoints of earlier versions do not say."""
 
 
@@ -29,6 +29,8 @@ class Meta:
         skipped: steps without an update until then.
         digests: by name, of the parameters of the models that are never updated.
         init_shapes: of the batch that the model is built with, as `plugin.shapes` writes them.
+        identity: digests by name of the code (`plugin`) and the `data` of the run; None in earlier versions.
+        accepted: changes of these that the run went on with: at which step, what, why, and what has changed.
     """
 
     step: int
@@ -42,6 +44,8 @@ class Meta:
     skipped: int = 0
     digests: Mapping[str, str] = field(default_factory=dict)
     init_shapes: Shapes | None = None
+    identity: Mapping[str, Mapping[str, str]] | None = None
+    accepted: Sequence[Mapping[str, Any]] = ()
 
 
 def read_meta(restored: Any, step: int) -> Meta:

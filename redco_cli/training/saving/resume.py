@@ -20,6 +20,7 @@ from redco_cli.runtime.peers.multihost import current_connection, is_main_proces
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.constant import pinned_models
 from redco_cli.training.saving.extension import LENGTHS, extended
+from redco_cli.training.saving.identity import Continued, Identity, compared
 from redco_cli.training.saving.initial import InitialCheckpoint, find_initial_checkpoints
 from redco_cli.training.saving.ranking import Best
 from redco_cli.training.saving.selection import (
@@ -138,6 +139,7 @@ class Start:
         directory: its output directory.
         checkpoints: where it saves.
         models: `models` of the recipe, with `params` of those that are never updated pinned to a checkpoint each.
+        identity: with which code and data it trains.
         source: where the checkpoint to continue is; None to start afresh.
         step: optimizer steps done.
         best: step and value of the run's best evaluation until then; None without any.
@@ -147,11 +149,13 @@ class Start:
         said: what to tell of a run whose length has changed; empty for others.
         left: steps of the checkpoints that it leaves behind, because it goes on from one before them.
         folder: where these go, in `directory`.
+        continued: what it goes on with that the checkpoint was not trained with.
     """
 
     directory: Path
     checkpoints: Checkpoints
     models: Mapping[str, OtherModelSection]
+    identity: Identity
     source: Checkpoints | None = None
     step: int = 0
     best: Best = None
@@ -161,9 +165,10 @@ class Start:
     said: str = ""
     left: tuple[int, ...] = ()
     folder: str = ""
+    continued: Continued = field(default_factory=Continued)
 
 
-def find_start(loaded: LoadedRecipe, timeline: Timeline) -> tuple[Start, Timeline]:
+def find_start(loaded: LoadedRecipe, timeline: Timeline, identity: Identity) -> tuple[Start, Timeline]:
     """Where to start, by `checkpoint.resume` and what is in the output directory. Reads the whole checkpoint.
 
     A run that continues needs `model.params` no more, nor the path it began from: its own checkpoint has what they had.
@@ -171,6 +176,7 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline) -> tuple[Start, Timelin
     Args:
         loaded: the recipe.
         timeline: of a fresh run with it.
+        identity: of the job, to be compared with that of the checkpoint.
 
     Returns:
         Where it starts, and its timeline, which for a run whose length has changed knows of the lengths before.
@@ -180,6 +186,7 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline) -> tuple[Start, Timelin
             every checkpoint is damaged; or `model.params` names none that is whole; or a process does not see what the
             first has in the output directory.
         RecipeError: the recipe differs from the checkpoint's in a way that changes what a step computes.
+        PluginError, DataError: so do the code or the data, and nothing permits that.
     """
     directory = output_directory(loaded.recipe.output_dir, loaded.where("output_dir"))
     choice, where = loaded.recipe.checkpoint.resume, loaded.where("checkpoint.resume")
@@ -199,13 +206,14 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline) -> tuple[Start, Timelin
         refuse_damaged(source, step)
     if choice == "never" or (choice == "auto" and not steps):
         fresh = pinned_models(loaded, None)
-        return Start(directory, own, fresh.recipe.models, initial=find_initial_checkpoints(fresh)), timeline
+        return Start(directory, own, fresh.recipe.models, identity, initial=find_initial_checkpoints(fresh)), timeline
     newer = [other for other in own.steps() if other > step]
     if newer:
         remedy = "choose another output_dir, or move the newer ones away"
         raise StorageError(where, f"{choice} is older than {shown(own.path(newer[-1]))}", remedy)
     skip_without_meta(own)
-    free = FREE_TO_CHANGE if own.best() is not None else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
+    ranked = own.best() is not None
+    free = FREE_TO_CHANGE if ranked else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
     before = moved(source.meta(step).recipe, source.directory, pin_paths(loaded).recipe.model_dump(mode="json"))
     loaded = pinned_models(loaded, before)
     now = pin_paths(loaded).recipe.model_dump(mode="json")
@@ -217,9 +225,11 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline) -> tuple[Start, Timelin
     for other in found.left:
         own.skip(other)
     meta = source.meta(found.step)
-    best = meta.best if all(_at(before, key) == _at(now, key) for key in FREE_WHILE_UNRANKED) else None
-    continued_at = (loaded.recipe.models, source, found.step, best, meta.put_off, meta.data)
-    start = Start(directory, own, *continued_at, said=found.said, left=found.left, folder=found.folder)
+    changed = compared(loaded, identity, source.path(found.step), meta, ranked=ranked)
+    same = not changed.eval_changed and all(_at(before, key) == _at(now, key) for key in FREE_WHILE_UNRANKED)
+    at = (source, found.step, meta.best if same else None, meta.put_off, meta.data)
+    said, left, folder = found.said, found.left, found.folder
+    start = Start(directory, own, loaded.recipe.models, identity, *at, {}, said, left, folder, changed)
     return start, found.timeline
 
 
