@@ -1,16 +1,15 @@
 """Predictions of many examples: each exactly once, in order, whatever the last batch; and a file that survives a kill.
 
 A predictions file is written as `<output>.partial`, line by line, beside `<output>.partial.json`, which says what is
-being predicted: recipe, examples, the plugin's code, the content of the parameters. Run again, prediction continues
-behind the last whole line if the description is the same, and starts over if not: no file mixes predictions of two
-programs. Only a complete file gets its name.
+being predicted: recipe, examples, the code that the plugin's functions reach, the content of the parameters. Run again,
+prediction continues behind the last whole line if the description is the same, and starts over if not: no file mixes
+predictions of two programs. Only a complete file gets its name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,8 +20,8 @@ from redco_cli.console import note
 from redco_cli.errors import PluginError, StorageError, UsageError
 from redco_cli.job import Job
 from redco_cli.models.weights.load import checkpoint_directory
+from redco_cli.plugin.code.digests import prediction_code
 from redco_cli.plugin.contract import Example
-from redco_cli.plugin.sources import plugin_files
 from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predictor import Done, Predictor
 from redco_cli.recipe.load import shown
@@ -148,23 +147,11 @@ def _identity(job: Job, origin: str, batch_size: int) -> dict[str, Any]:
     """What decides the predictions, each by its name for a person."""
     return {
         "recipe": pin_paths(job.loaded).recipe.model_dump(mode="json"),
-        "plugin code": _code(job),
+        "plugin code": prediction_code(job.plugin),
         "parameters": [origin, _content(job, origin)],
         "batch size": batch_size,
         "examples": _fingerprint(job.eval_examples),
     }
-
-
-def _code(job: Job) -> str:
-    """A hash of the plugin's source, of what it imports from beside it, and of where functions of it are from."""
-    own: list[Path] = []
-    with contextlib.suppress(PluginError):  # it imports from elsewhere too, which only an export refuses
-        own += plugin_files(job.plugin).values()
-    functions = [inspect.unwrap(value) for value in vars(job.plugin).values() if callable(value)]
-    names = {function.__code__.co_filename for function in functions if inspect.isfunction(function)}
-    places: set[str | Path] = {job.plugin.file, *names, *own}
-    files = sorted({Path(place).resolve() for place in places})
-    return _hash(file.read_bytes() for file in files if file.is_file())
 
 
 def _content(job: Job, origin: str) -> str:

@@ -158,9 +158,10 @@ def used_names(statement: ast.stmt) -> set[str]:
     while tables:
         table = tables.pop()
         tables += table.get_children()
-        at_top = table.get_type() in ("module", "class")
-        symbols = table.get_symbols()
-        found |= {one.get_name() for one in symbols if one.is_global() or (at_top and one.is_referenced())}
+        is_inner = table.get_type() not in ("module", "class")
+        found |= {
+            one.get_name() for one in table.get_symbols() if (one.is_global() if is_inner else one.is_referenced())
+        }
     return found
 
 

@@ -116,6 +116,13 @@ class Continued:
     eval_changed: bool = False
 
 
+def begun(loaded: LoadedRecipe) -> Continued:
+    """What a run goes on with that begins: nothing, which a consent is told."""
+    for what in loaded.recipe.checkpoint.accept:
+        _tell(note, f"checkpoint.accept={what}: there is nothing to accept, the run begins")
+    return Continued()
+
+
 def compared(loaded: LoadedRecipe, identity: Identity, checkpoint: Path, meta: Meta, *, ranked: bool) -> Continued:
     """Whether a run may go on from a checkpoint, given its code and data; tells what it goes on with. Writes nothing.
 

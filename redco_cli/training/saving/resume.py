@@ -20,7 +20,7 @@ from redco_cli.runtime.peers.multihost import current_connection, is_main_proces
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.constant import pinned_models
 from redco_cli.training.saving.extension import LENGTHS, extended
-from redco_cli.training.saving.identity import Continued, Identity, compared
+from redco_cli.training.saving.identity import Continued, Identity, begun, compared
 from redco_cli.training.saving.initial import InitialCheckpoint, find_initial_checkpoints
 from redco_cli.training.saving.ranking import Best
 from redco_cli.training.saving.selection import (
@@ -206,7 +206,8 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline, identity: Identity) -> 
         refuse_damaged(source, step)
     if choice == "never" or (choice == "auto" and not steps):
         fresh = pinned_models(loaded, None)
-        return Start(directory, own, fresh.recipe.models, identity, initial=find_initial_checkpoints(fresh)), timeline
+        models, initial = fresh.recipe.models, find_initial_checkpoints(fresh)
+        return Start(directory, own, models, identity, initial=initial, continued=begun(loaded)), timeline
     newer = [other for other in own.steps() if other > step]
     if newer:
         remedy = "choose another output_dir, or move the newer ones away"
