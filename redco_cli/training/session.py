@@ -232,7 +232,7 @@ def _about(
         digests=digests(constants, placement.mesh),
         init_shapes=job.init_shapes,
         identity=start.identity.now(),
-        accepted=start.continued.accepted,
+        accepted=list(start.continued.accepted),
     )
 
 

@@ -45,7 +45,7 @@ class Meta:
     digests: Mapping[str, str] = field(default_factory=dict)
     init_shapes: Shapes | None = None
     identity: Mapping[str, Mapping[str, str]] | None = None
-    accepted: Sequence[Mapping[str, Any]] = ()
+    accepted: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
 
 def read_meta(restored: Any, step: int) -> Meta:
