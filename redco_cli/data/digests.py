@@ -142,15 +142,15 @@ def example_digests(examples: Examples, folder: Path) -> dict[str, str]:
     """Digests of examples of whatever origin: how many there are, and a sample; of a stream the first.
 
     Args:
-        examples: they are read twice.
+        examples: a few of them are read twice.
         folder: of the project. Where examples hold paths, there is a second digest, of paths as they are seen from
             there: a project that was moved agrees in one of the two; see `alike`.
     """
     if not is_indexed(examples):
-        return _repeated("first examples", lambda: itertools.islice(examples, FIRST), folder)
+        return _sampled("first examples", lambda count: itertools.islice(examples, count), FIRST, folder)
     count = len(examples)
     chosen = sorted({round(index) for index in np.linspace(0, count - 1, min(count, SAMPLE))})
-    sample = _repeated("examples", lambda: (examples[index] for index in chosen), folder)
+    sample = _sampled("examples", lambda count: (examples[index] for index in chosen[:count]), len(chosen), folder)
     return {"number of examples": str(count), **sample}
 
 
@@ -159,19 +159,19 @@ def alike(before: str, now: str) -> bool:
     return not set(before.split()).isdisjoint(now.split())
 
 
-def _repeated(name: str, read: Callable[[], Iterable[Any]], folder: Path) -> dict[str, str]:
-    """A digest that is the same twice; none for data that is drawn anew each time."""
-    found = []
-    for _ in range(2):
-        plain, seen = hashlib.sha256(), hashlib.sha256()
-        try:
-            for example in read():
-                plain.update(value_digest(example))
-                seen.update(value_digest(example, folder))
-        except (RedcoError, RecursionError) as error:  # training says so if it comes that far
-            return {name: type(error).__name__}
-        found.append(" ".join(dict.fromkeys((plain.hexdigest()[:16], seen.hexdigest()[:16]))))
-    return {name: found[0]} if found[0] == found[1] else {}
+def _sampled(name: str, read: Callable[[int], Iterable[Any]], count: int, folder: Path) -> dict[str, str]:
+    """The digest of a sample; none where its beginning is not the same twice: such data is drawn anew each time."""
+    plain, seen = hashlib.sha256(), hashlib.sha256()
+    try:
+        first = [value_digest(example) for example in read(min(count, FIRST))]
+        for index, example in enumerate(read(count)):
+            plain.update(value_digest(example))
+            seen.update(value_digest(example, folder))
+            if index < len(first) and value_digest(example) != first[index]:
+                return {}
+    except (RedcoError, RecursionError) as error:  # training says so if it comes that far
+        return {name: type(error).__name__}
+    return {name: " ".join(dict.fromkeys((plain.hexdigest()[:16], seen.hexdigest()[:16])))}
 
 
 def _files_of(source: SourceSection, directory: Path, output: Path) -> list[str] | None:

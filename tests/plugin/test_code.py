@@ -220,6 +220,7 @@ ENTANGLED = {
     "default": "from inner import mean_of\ndef loss_fn(ctx, how=mean_of):\n    return how",
     "decorator": "from inner import mean_of\n@mean_of\ndef loss_fn(ctx):\n    return 1",
     "method": "import inner\nclass Net:\n    def deep(self):\n        return inner.mean_of\ndef loss_fn():\n    Net()",
+    "exec": "def loss_fn(ctx):\n    exec(open('inner.py').read())",
     "eval": "from inner import mean_of\ndef loss_fn(ctx):\n    return eval(ctx)",
 }
 

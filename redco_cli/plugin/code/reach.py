@@ -34,7 +34,7 @@ _ORDER = "the order of what runs at import"
 _NAMERS = frozenset({"globals", "eval", "exec"})
 """Functions by which code can reach any name of its own file."""
 _IMPORTERS = frozenset(
-    {"import_module", "__import__", "run_path", "run_module", "spec_from_file_location", "SourceFileLoader"}
+    {"import_module", "__import__", "run_path", "run_module", "spec_from_file_location", "SourceFileLoader", "exec"}
 )
 """Functions by which code can import what no import says."""
 
@@ -219,7 +219,8 @@ class Reach:
         texts = {node.value for node in ast.walk(statement) if isinstance(node, ast.Constant)}
         found = False
         for text in sorted(one for one in texts if isinstance(one, str)):
-            name, file = text.strip("."), module.file.parent / text
+            name = text.strip(".")
+            files = [one for one in (module.file.parent / text, Path(text)) if one.suffix == ".py" and one.is_file()]
             place = self._modules.find(name) if name else None
             if place is not None:
                 found = True
@@ -227,9 +228,9 @@ class Reach:
                 inner = python_files(place.parent) if place.name == "__init__.py" else ()
                 for one in inner:
                     self._import(f"{name}.{one.stem}", ())
-            elif file.suffix == ".py" and file.is_file():
+            elif files:
                 found = True
-                self.add_file(file)
+                self.add_file(files[0])
         for file in () if found else python_files(module.file.parent):
             if not self._modules.has(file):
                 self.add_file(file)

@@ -22,7 +22,7 @@ from typing import Any
 
 from redco_cli.console import CountProgress, note, warn
 from redco_cli.data.digests import FileDigests, alike, example_digests, source_digests
-from redco_cli.errors import DataError, PluginError, RecipeError, RedcoError
+from redco_cli.errors import DataError, Interrupted, PluginError, RecipeError, RedcoError, Requeue
 from redco_cli.job import Job
 from redco_cli.plugin.code.digests import training_code
 from redco_cli.recipe.load import LoadedRecipe
@@ -193,7 +193,7 @@ def remembering(
         told = [one for one in (error, error.__context__) if isinstance(one, PluginError | DataError | RecipeError)]
         if told:
             _write(directory, {**_read(directory), "failed": {"step": step(), **_repairs(told[0], identity.job)}})
-        elif step() > began and is_main_process():
+        elif isinstance(error, Interrupted | Requeue) and step() > began and is_main_process():  # it has saved
             _forget(directory)
         raise
     saved()
