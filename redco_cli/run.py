@@ -13,8 +13,8 @@ from typing import Any
 from redco_cli.batch_sizes import check_sizes
 from redco_cli.console import CountProgress, TrainProgress, note
 from redco_cli.data.jsonl import read_jsonl
-from redco_cli.job import prepare, stages_of
-from redco_cli.placement import read_evaluation, read_loss, read_prediction
+from redco_cli.job import Job, prepare, stages_of
+from redco_cli.placement import Placement, read_evaluation, read_loss, read_prediction
 from redco_cli.planning.choice import choose_placement, recipe_placement
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
@@ -23,7 +23,7 @@ from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predict import check_output, line_of, write_predictions
 from redco_cli.prediction.predictor import Predictor
 from redco_cli.prediction.prompt import conversation_example, explaining_prompt, prompt_example
-from redco_cli.recipe.load import find_run, load_recipe, load_run
+from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, load_run
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.deadline import stop_in_time
@@ -33,8 +33,9 @@ from redco_cli.training.evaluate import evaluate as mean_loss
 from redco_cli.training.outcome import TrainResult, finished
 from redco_cli.training.saving.identity import Identity
 from redco_cli.training.saving.initial import check_initial_params
+from redco_cli.training.saving.owner import owning
 from redco_cli.training.saving.parameters import trained_variables
-from redco_cli.training.saving.resume import find_start, open_output
+from redco_cli.training.saving.resume import find_start, open_output, output_directory
 from redco_cli.training.saving.stored import stored_shapes
 from redco_cli.training.session import open_run, plan_updates, saved_at_its_end
 from redco_cli.training.timeline import make_timeline
@@ -56,6 +57,13 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     enable_compilation_cache()
     job, placement = choose_placement(prepare(loaded, stages=stages_of(loaded.recipe)))
     check_sizes(job, placement.mesh)
+    where = job.where("output_dir")
+    with owning(output_directory(job.recipe.output_dir, where), where):
+        return _train(loaded, job, placement, began)
+
+
+def _train(loaded: LoadedRecipe, job: Job, placement: Placement, began: float) -> TrainResult:
+    """Trains a job whose output directory is this run's alone."""
     start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where), Identity(job))
     job, updates = job.with_models(start.models), plan_updates(job, timeline)
     if outcome := finished(start, job, timeline):

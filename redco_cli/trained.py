@@ -37,8 +37,8 @@ from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.reading import parameters_only, read
 from redco_cli.training.saving.files.state_dict import to_state_dict
 from redco_cli.training.saving.parameters import trained_variables
-from redco_cli.training.saving.selection import own_checkpoints
-from redco_cli.training.saving.stored import StoredModel, is_run, stored_model, stored_shapes
+from redco_cli.training.saving.selection import choosing_again, own_checkpoints
+from redco_cli.training.saving.stored import StoredModel, is_run, names_checkpoint, stored_model, stored_shapes
 
 Name = str | os.PathLike[str]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -86,11 +86,15 @@ def load_model(
         overrides = [] if dtype is None else [f"model.dtype={dtype}"]
         return read_own_module(path, lambda model: model_shardings(model, mesh, where), overrides)
     if is_run(path) and not (path / "config.json").is_file():
-        stored = stored_model(path)
         changed = {"dtype": dtype, "implementation": None if implementation == "auto" else implementation}
-        section = stored.loaded.recipe.model.model_copy(update={key: one for key, one in changed.items() if one})
-        recipe = stored.loaded.recipe.model_copy(update={"model": section})
-        return _from_run(replace(stored, loaded=replace(stored.loaded, recipe=recipe)), mesh, model)
+
+        def attempt() -> tuple[AnyModel, Params]:
+            stored = stored_model(path)
+            section = stored.loaded.recipe.model.model_copy(update={key: one for key, one in changed.items() if one})
+            recipe = stored.loaded.recipe.model_copy(update={"model": section})
+            return _from_run(replace(stored, loaded=replace(stored.loaded, recipe=recipe)), mesh, model)
+
+        return choosing_again(attempt, named=names_checkpoint(path))
     section = ModelSection(name=os.fspath(name_or_path), dtype=dtype or "float32", implementation=implementation)
     return load_named_model(section, mesh, where)
 

@@ -39,6 +39,14 @@ def open_held(path: Path, mode: Literal["wb", "ab"]) -> FileIO:
     return file
 
 
+def is_at(file: FileIO, path: Path) -> bool:
+    """Whether an open file is the one that a path leads to: nobody has deleted, moved or replaced it since."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def is_held(path: Path) -> bool:
     """Whether a process has a file open by `open_held`; not seen where another machine's locks are not shared."""
     try:

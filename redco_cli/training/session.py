@@ -39,6 +39,7 @@ from redco_cli.training.saving.identity import remembering
 from redco_cli.training.saving.initial import load_constants, load_initial_params
 from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.outer_state import OuterState
+from redco_cli.training.saving.owner import check_owner, write_again
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.setup import Predict, Setup
 from redco_cli.training.state import TrainState, frozen_paths, new_state, partition
@@ -121,6 +122,7 @@ def open_run(
     pinned = pin_paths(job.loaded)
     state = _first_state(job, placement, updates, start)
     with contextlib.ExitStack() as stack:
+        check_owner(start.directory)
         leave_behind(start.checkpoints, start.left, start.directory / start.folder, (RESOLVED_NAME, METRICS_NAME))
         start.checkpoints.set_aside()
         start.checkpoints.sweep()
@@ -128,8 +130,10 @@ def open_run(
         stack.callback(start.checkpoints.close)
         plain = pinned.recipe.model_dump(mode="json")
         recorder = stack.enter_context(_open_recorder(job, start, plain))
-        _write(start.directory / RESOLVED_NAME, resolved_yaml(pinned, timeline.steps))
-        _write(start.directory / SHARDING_NAME, json.dumps(placement.described(job), indent=1))
+        described = json.dumps(placement.described(job), indent=1)
+        texts = {RESOLVED_NAME: resolved_yaml(pinned, timeline.steps), SHARDING_NAME: described}
+        _write_missing(start.directory, texts, replace=True)
+        write_again(start.directory, lambda: _write_missing(start.directory, texts))
         if is_seekable(job.train_examples):
             start.checkpoints.position = job.train_examples.journal.saved
             if start.data is not None:
@@ -186,6 +190,7 @@ def saved_at_its_end(run: TrainingRun, job: Job) -> Iterator[None]:
     ) as error:  # where the device works behind the host, it fails when it is waited for
         raise out_of_memory(error, "training") from error
     run.save()
+    run.save()  # waits for the first, and writes it once more where it was deleted meanwhile
 
 
 def _first_state(job: Job, placement: Placement, updates: Updates, start: Start) -> TrainState:
@@ -260,15 +265,24 @@ def _plot(directory: Path) -> None:
     if not is_main_process():
         return
     try:
+        check_owner(directory)
         if (directory / METRICS_NAME).stat().st_size:
             plot_losses(directory / METRICS_NAME, directory / "loss.png")
     except (OSError, StorageError) as error:
         warn(f"no loss.png: {error}")
 
 
+def _write_missing(directory: Path, texts: Mapping[str, str], *, replace: bool = False) -> None:
+    """Writes files by their names; those that are there too where they are to be replaced."""
+    for name, text in texts.items():
+        if replace or not (directory / name).exists():
+            _write(directory / name, text)
+
+
 def _write(path: Path, text: str) -> None:
     if not is_main_process():
         return
+    check_owner(path.parent)
     temporary = path.with_name(f".{path.name}.new")
     try:
         temporary.write_text(text, encoding="utf-8")

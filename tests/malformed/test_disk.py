@@ -27,8 +27,16 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_full_before_the_first_step(folder) -> None:
+def test_full_before_anything(folder) -> None:
     with full_disk(100):
+        error = folder.refused("train", "recipe.yaml")
+    remedy = "choose another output_dir, or correct its permissions"
+    assert error == f"recipe.yaml:7: output_dir: run {FULL}\n  -> {remedy}"
+    folder.done("train", "recipe.yaml")
+
+
+def test_full_before_the_first_step(folder) -> None:
+    with full_disk(400):
         error = folder.refused("train", "recipe.yaml", leaves=["run", "run/metrics.jsonl"])
     assert error == f"FOLDER/run/recipe.resolved.yaml: {FULL}\n  -> free space"
     folder.done("train", "recipe.yaml")

@@ -55,3 +55,22 @@ def _leave_children_alone() -> None:
                     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     os.register_at_fork(after_in_child=forget)
+
+
+_last: list[Callable[[], None]] = []
+
+
+@contextlib.contextmanager
+def before_end(action: Callable[[], None]) -> Iterator[None]:
+    """While the context lasts, an action is done before this process ends at once; it must not raise, nor wait long."""
+    _last.append(action)
+    try:
+        yield
+    finally:
+        _last.remove(action)
+
+
+def act_before_end() -> None:
+    """Does what `before_end` was given, the latest first."""
+    for action in reversed(_last):
+        action()

@@ -23,7 +23,7 @@ from redco_cli.errors import EXIT_INTERRUPTED, EXIT_REQUEUE, Interrupted, RedcoE
 from redco_cli.runtime.peers.cluster import timeout
 from redco_cli.runtime.peers.connection import Connection
 from redco_cli.runtime.peers.multihost import current_connection
-from redco_cli.runtime.stopping.handlers import STOP_SIGNALS, handling
+from redco_cli.runtime.stopping.handlers import STOP_SIGNALS, act_before_end, handling
 
 AT_ONCE = 3.0
 """Seconds after a second Ctrl-C in which the program may end by itself."""
@@ -211,6 +211,7 @@ def stop_at_once(show: Callable[[RedcoError], None]) -> Iterator[EarlyStop]:
 
 def end_now(code: int) -> None:
     """Ends this process, whatever its threads are waiting for."""
+    act_before_end()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()

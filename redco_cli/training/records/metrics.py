@@ -33,9 +33,10 @@ from typing import Any, Literal, Self
 
 from redco_cli.console import warn
 from redco_cli.errors import PluginError, StorageError
-from redco_cli.runtime.disk import open_held
+from redco_cli.runtime.disk import is_at, open_held
 from redco_cli.runtime.peers.multihost import is_main_process
 from redco_cli.training.records.sinks import Sink
+from redco_cli.training.saving.owner import check_owner
 
 METRICS_NAME = "metrics.jsonl"
 Kind = Literal["train", "eval", "run"]
@@ -177,6 +178,10 @@ class Recorder:
             return
         line = _encoded({"step": step, "kind": kind, "time": self._clock(), **_without_nonfinite(plain)})
         with _writing(self.path):
+            if not is_at(self._file, self.path):
+                warn(f"{self.path} was deleted or replaced while the run wrote it; it goes on there with step {step}")
+                self._file.close()
+                self._file = open_held(self.path, "ab")
             while line:  # a write to a full disk may take a part and only then fail
                 line = line[self._file.write(line) :]
         numbers = {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
@@ -282,6 +287,7 @@ def _without_nonfinite(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
+    check_owner(path.parent)
     try:
         yield
     except OSError as error:

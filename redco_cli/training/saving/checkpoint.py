@@ -25,16 +25,19 @@ from typing import Any, Literal
 
 import orbax.checkpoint as ocp
 
+from redco_cli.console import warn
 from redco_cli.errors import StorageError
 from redco_cli.models.several import without
-from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
+from redco_cli.recipe.load import shown
+from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
 from redco_cli.training.saving.files.deletion import DirectoryDeleter, set_aside
 from redco_cli.training.saving.files.integrity import write_manifest
 from redco_cli.training.saving.files.items import STATE
-from redco_cli.training.saving.files.orbax_errors import mute_orbax, unwritable
+from redco_cli.training.saving.files.orbax_errors import is_missing, mute_orbax, unwritable
 from redco_cli.training.saving.files.state_dict import to_state_dict
 from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.outer_state import SavedOuterState
+from redco_cli.training.saving.owner import check_owner, is_owned
 from redco_cli.training.saving.saved import NEW, OUTER, SavedCheckpoints, training_of
 from redco_cli.training.state import TrainState
 
@@ -68,7 +71,7 @@ class Checkpoints(SavedCheckpoints):
         self.position: Callable[[int], Mapping[str, Any] | None] = lambda _step: None
         self.branch_point: int | None = None
         self._keep = keep
-        self._saving = directory
+        self._saving, self._is_closing = directory, False
         self._deleter = DirectoryDeleter(_TEMPORARY)
 
     def set_aside(self) -> None:
@@ -77,6 +80,7 @@ class Checkpoints(SavedCheckpoints):
         Raises:
             StorageError: it cannot be renamed.
         """
+        check_owner(self.directory)
         for step in sorted(self._skipped) if is_main_process() else ():
             while (path := self.path(step)).exists():
                 set_aside(path, f"checkpoint-{step}.damaged")
@@ -96,9 +100,10 @@ class Checkpoints(SavedCheckpoints):
         Raises:
             StorageError: this or the previous save cannot be written; what was complete before stays complete.
         """
+        check_owner(self.directory)
         path, values = self.path(meta.step), None if outer is None else outer.values
         meta = dataclasses.replace(meta, data=self.position(meta.step), outer=values, skipped=int(state.skipped))
-        if meta.step in self._metas or path.exists():
+        if self._is_saved(meta.step):
             if not replace:
                 return
             self.wait()
@@ -129,8 +134,12 @@ class Checkpoints(SavedCheckpoints):
         try:
             self._checkpointer.wait_until_finished()
         except (OSError, ValueError) as error:
-            raise self._unwritable(error) from error
+            if self._is_closing or not self._is_deleted(error):
+                raise self._unwritable(error) from error
+            warn(f"{shown(self._saving)} was deleted while it was written; the next one is written when it is due")
+            self._forget_saving()
         self._deleter.collect(wait=False)
+        check_owner(self.directory)
         if is_main_process():
             self._deleter.settle(self.directory, NEW)
         steps, until = self.steps(), self.branch_point
@@ -140,13 +149,17 @@ class Checkpoints(SavedCheckpoints):
             self._delete(step)
 
     def sweep(self) -> None:
-        """Ends what killed and failed saves left behind: replacements get their name, the rest is deleted."""
-        if is_main_process():
+        """Ends what killed and failed saves left behind: replacements get their name, the rest is deleted.
+
+        In a directory that another run has taken over, nothing is touched.
+        """
+        if is_main_process() and is_owned(self.directory):
             self._deleter.settle(self.directory, NEW)
             self._deleter.sweep(self.directory, "checkpoint-*")
 
     def close(self) -> None:
         """Waits as `wait` does, and for the deletions, and ends the threads."""
+        self._is_closing = True
         try:
             self.wait()
         finally:
@@ -154,7 +167,29 @@ class Checkpoints(SavedCheckpoints):
             self._deleter.close()
             self.sweep()
 
+    def _is_saved(self, step: int) -> bool:
+        """Whether a step is saved, also where it is only being written; not if somebody has deleted it since."""
+        if step not in self._metas:
+            return self.path(step).exists()
+        self.wait()
+        is_there: bool = process_allgather("saved", self.path(step).exists())[0]
+        if not is_there:
+            self._metas.pop(step, None)
+        return is_there
+
+    def _is_deleted(self, error: Exception) -> bool:
+        """Whether somebody has deleted what was being written: several processes may not know it alike, and end."""
+        unfinished = self._saving.with_name(f"{self._saving.name}{_TEMPORARY}")
+        return current_connection() is None and is_missing(error) and not unfinished.exists()
+
+    def _forget_saving(self) -> Path:
+        """What was being written is not there; its path, once it would have been."""
+        saving = self._saving.with_suffix("")
+        self._metas = {step: meta for step, meta in self._metas.items() if f"checkpoint-{step}" != saving.name}
+        return saving
+
     def _seal(self) -> None:
+        check_owner(self.directory)
         write_manifest(self._saving.with_name(f"{self._saving.name}{_TEMPORARY}"))
 
     def _delete(self, step: int) -> None:
@@ -164,6 +199,4 @@ class Checkpoints(SavedCheckpoints):
 
     def _unwritable(self, error: Exception) -> StorageError:
         self.sweep()
-        saving = self._saving.with_suffix("")
-        self._metas = {step: meta for step, meta in self._metas.items() if f"checkpoint-{step}" != saving.name}
-        return unwritable(saving, error, [self.path(step).name for step in self.steps()])
+        return unwritable(self._forget_saving(), error, [self.path(step).name for step in self.steps()])

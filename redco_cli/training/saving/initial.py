@@ -8,9 +8,9 @@ optimizer state, step and data begin anew.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.selection import (
+    choosing_again,
     first_undamaged,
     named_checkpoint,
     own_checkpoints,
@@ -32,23 +33,42 @@ from redco_cli.training.saving.selection import (
     steps_of,
 )
 
+T = TypeVar("T")
 _NAMED = 8
 _KEY = "model.params"
 
 
-@dataclass(frozen=True)
+@dataclass
 class InitialCheckpoint:
     """A checkpoint whose parameters are taken, and nothing else.
 
     Attributes:
         checkpoints: where it is.
-        step: which one.
+        step: which one; another, once `reading` found it deleted by a run that goes on.
         where: what asked for it, for errors.
+        named: whether this one was asked for, rather than the newest.
     """
 
     checkpoints: Checkpoints
     step: int
     where: str
+    named: bool = True
+
+    def reading(self, read: Callable[[], T]) -> T:
+        """What reading it comes to; where it is deleted meanwhile, the newest of its run is chosen and read again.
+
+        Raises:
+            CheckpointDeletedError: it was named, or it happened again and again.
+        """
+        tried: list[int] = []
+
+        def attempt() -> T:
+            if tried:
+                self.step = _newest(self.checkpoints)
+            tried.append(self.step)
+            return read()
+
+        return choosing_again(attempt, named=self.named)
 
     @property
     def name(self) -> str:
@@ -79,15 +99,21 @@ def _find_initial_checkpoint(loaded: LoadedRecipe, name: str) -> InitialCheckpoi
         return None
     path = find_params(params, loaded.directory)
     checkpoints = own_checkpoints(path, loaded.recipe)
-    steps = steps_of(checkpoints)
-    if steps:
-        return InitialCheckpoint(checkpoints, first_undamaged(checkpoints, steps[::-1], ("params",)), where)
+    if steps_of(checkpoints):
+        return InitialCheckpoint(checkpoints, choosing_again(lambda: _newest(checkpoints)), where, named=False)
     if path.is_dir() and not path.name.startswith("checkpoint-"):
         remedy = "train that run first, or name another: its output directory, or a checkpoint-<step> in it"
         raise StorageError(where, f"{params} holds no checkpoint", remedy)
     checkpoints, step = named_checkpoint(path, loaded.recipe, where, "the output directory of a run")
     refuse_damaged(checkpoints, step, ("params",))
     return InitialCheckpoint(checkpoints, step, where)
+
+
+def _newest(checkpoints: Checkpoints) -> int:
+    steps = steps_of(checkpoints)
+    if not steps:
+        raise StorageError(shown(checkpoints.directory), "holds no checkpoint any more", "train that run first")
+    return first_undamaged(checkpoints, steps[::-1], ("params",))
 
 
 def check_initial_params(job: Job, initial: Mapping[str, InitialCheckpoint]) -> None:
@@ -106,7 +132,7 @@ def check_initial_params(job: Job, initial: Mapping[str, InitialCheckpoint]) -> 
 
 
 def _refuse_mismatches(model: Any, name: str, given: InitialCheckpoint) -> None:
-    wrong = given.checkpoints.mismatches(given.step, model.abstract, name)
+    wrong = given.reading(lambda: given.checkpoints.mismatches(given.step, model.abstract, name))
     if wrong:
         more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         problem = f"the parameters in {given.name} are not those of this model: {'; '.join(wrong[:_NAMED])}{more}"
@@ -167,7 +193,7 @@ def _load_model(job: Job, name: str, places: Any, given: InitialCheckpoint | Non
             model.abstract,
             places,
         )
-        return given.checkpoints.restore_params(given.step, wanted, name), ()
+        return given.reading(lambda: given.checkpoints.restore_params(given.step, wanted, name)), ()
     key = jax.random.key(job.recipe.seed)
     if name != MAIN and name not in job.recipe.models:  # several modules of a plugin, which must not begin alike
         key = jax.random.fold_in(key, zlib.crc32(name.encode()))

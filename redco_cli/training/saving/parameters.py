@@ -16,10 +16,12 @@ from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import moved, pin_paths
+from redco_cli.runtime.peers.multihost import process_allgather
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.constant import digests, pinned_models, refuse_others
 from redco_cli.training.saving.initial import find_initial_checkpoints, load_constants, load_initial_params
 from redco_cli.training.saving.selection import (
+    choosing_again,
     first_undamaged,
     named_checkpoint,
     own_checkpoints,
@@ -34,6 +36,8 @@ def trained_variables(
 ) -> tuple[Variables, str]:
     """Parameters and state to predict with, on the mesh, and where they are from.
 
+    The run may still be training: where it deletes the one that is read, the next is taken.
+
     Args:
         job: its model.
         placement: where they live.
@@ -47,6 +51,13 @@ def trained_variables(
         StorageError: there is no such checkpoint, or it is damaged, or all are.
         ModelError: the parameters cannot be loaded, or are not those of the model.
     """
+    named = choice not in ("last", "best")
+    return choosing_again(lambda: _trained_variables(job, placement, directory, choice, where), named=named)
+
+
+def _trained_variables(
+    job: Job, placement: Placement, directory: Path, choice: str, where: str
+) -> tuple[Variables, str]:
     section, own = job.recipe.model, own_checkpoints(directory.resolve(), job.recipe)
     steps = steps_of(own)
     if choice == "last" and not steps and (section.params is not None or section.name is not None):
@@ -59,7 +70,7 @@ def trained_variables(
         return _restored(job, placement, checkpoints, step), shown(checkpoints.path(step))
     if choice == "best":
         skip_without_meta(own)
-    candidates = own.ranked() if choice == "best" else steps[::-1]
+    candidates = process_allgather("ranked", own.ranked())[0] if choice == "best" else steps[::-1]
     if not candidates:
         problem = "holds no evaluated checkpoint" if steps else "holds no checkpoint"
         raise StorageError(shown(directory), problem, "train first: redco train")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -15,6 +17,7 @@ from redco_cli.models.several import MAIN, without
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
 from redco_cli.runtime.peers.multihost import current_connection, process_allgather
+from redco_cli.training.saving.files.deletion import CheckpointDeletedError, is_gone
 from redco_cli.training.saving.files.integrity import find_damage
 from redco_cli.training.saving.files.items import STATE, part_named, readable, restored_items, restored_part, stored
 from redco_cli.training.saving.files.state_dict import shape_mismatches, to_state_dict
@@ -61,16 +64,28 @@ class SavedCheckpoints:
 
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints that are not skipped, ascending."""
-        if not self.directory.is_dir():
+        try:
+            paths = list(self.directory.iterdir())
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        names = (_NAME.fullmatch(path.name) for path in self.directory.iterdir() if path.is_dir())
+        names = (_NAME.fullmatch(path.name) for path in paths if path.is_dir())
         return sorted({int(match[1]) for match in names if match} - self._skipped)
 
     def damage(self, step: int, items: Collection[str] = ()) -> str | None:
-        """What is wrong with the files of a checkpoint, or of some items, of which each process reads its share."""
-        others = current_connection()
+        """What is wrong with the files of a checkpoint, or of some items, of which each process reads its share.
+
+        Raises:
+            CheckpointDeletedError: on all processes: it was deleted meanwhile.
+        """
+        others, path = current_connection(), self.path(step)
         share = slice(None) if others is None else slice(others.process, None, others.processes)
-        return next(filter(None, process_allgather("damage", find_damage(self.path(step), items, share))), None)
+        found = find_damage(path, items, share) or _other_step(path, step)
+        told = process_allgather("damage", (found, found is not None and is_gone(path)))
+        if any(gone for _, gone in told):
+            error = CheckpointDeletedError.at(path)
+            error.on_all_processes = True
+            raise error
+        return next((problem for problem, _ in told if problem is not None), None)
 
     def skip(self, step: int) -> None:
         """Takes a checkpoint for one that is not there: it is damaged, or about to be deleted or moved."""
@@ -100,8 +115,11 @@ class SavedCheckpoints:
         Raises:
             StorageError: what one says of itself is damaged.
         """
-        sign = 1 if self._mode == "min" else -1
-        known = [(sign * meta.metric, step) for step in self.steps() if (meta := self.meta(step)).metric is not None]
+        sign, known = 1 if self._mode == "min" else -1, []
+        for step in self.steps():
+            with contextlib.suppress(CheckpointDeletedError):
+                if (metric := self.meta(step).metric) is not None:
+                    known.append((sign * metric, step))
         return [step for _, step in sorted(known)]
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
@@ -197,6 +215,15 @@ class SavedCheckpoints:
     def _others(self, step: int) -> list[str]:
         """The names of those before it, which could be taken instead."""
         return [self.path(other).name for other in self.steps() if other < step]
+
+
+def _other_step(path: Path, step: int) -> str | None:
+    """What is wrong with a checkpoint that says of itself that it is of another step: somebody has renamed it."""
+    try:
+        said = json.loads((path / "meta" / "metadata").read_bytes())["step"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # whoever needs what it says finds that out
+    return None if said == step else f"it says that it is of step {said}"
 
 
 def training_of(state: TrainState) -> dict[str, Any]:

@@ -7,16 +7,21 @@ when it was not asked for by name; when all are, nothing starts: a run must not 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from redco_cli.console import warn
+from redco_cli.console import note, warn
 from redco_cli.errors import StorageError
 from redco_cli.models.several import unsaved
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.schema import Recipe
-from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
+from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
 from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.files.deletion import CheckpointDeletedError
+
+T = TypeVar("T")
+_TRIES = 5
 
 
 def own_checkpoints(directory: Path, recipe: Recipe) -> Checkpoints:
@@ -51,6 +56,31 @@ def named_checkpoint(choice: str | Path, recipe: Recipe, where: str, words: str)
     return checkpoints, int(match[1])
 
 
+def choosing_again(attempt: Callable[[], T], *, named: bool = False) -> T:
+    """What an attempt to choose and read a checkpoint comes to, tried again where it was deleted meanwhile.
+
+    A live run deletes its older checkpoints while others read them; then it has newer ones. Several processes try again
+    only where they all know of it: one of them alone would leave the others waiting.
+
+    Args:
+        attempt: looks anew each time at which checkpoints there are.
+        named: whether a certain one was asked for, in whose place no other is taken.
+
+    Raises:
+        CheckpointDeletedError: it happened again and again; or once, to the one that was named.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            return attempt()
+        except CheckpointDeletedError as error:
+            together = current_connection() is None or error.on_all_processes
+            if named or not left or not together:
+                raise
+            if is_main_process():
+                note(f"{error.problems[0].where} was deleted while it was read; the newest one is looked for again")
+    raise AssertionError
+
+
 def first_undamaged(checkpoints: Checkpoints, steps: Sequence[int], items: Collection[str] = ()) -> int:
     """The first of some checkpoints that is not damaged; those before it are skipped, with a warning.
 
@@ -79,7 +109,11 @@ def first_undamaged(checkpoints: Checkpoints, steps: Sequence[int], items: Colle
 def skip_without_meta(checkpoints: Checkpoints) -> None:
     """Skips, with a warning, the checkpoints that cannot say what they are: none could be ranked beside them."""
     for step in steps_of(checkpoints):
-        problem = checkpoints.damage(step, ("meta",))
+        try:
+            problem = checkpoints.damage(step, ("meta",))
+        except CheckpointDeletedError:
+            checkpoints.skip(step)
+            continue
         if problem is not None:
             if is_main_process():
                 warn(f"{shown(checkpoints.path(step))} is damaged: {problem}; it is ignored")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,15 @@ from redco_cli.recipe.load import RESOLVED_NAME, LoadedRecipe, place, shown
 from redco_cli.recipe.paths import found_again
 from redco_cli.recipe.schema import Recipe
 from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.files.deletion import CheckpointDeletedError
 from redco_cli.training.saving.initial import find_initial_checkpoints
-from redco_cli.training.saving.selection import first_undamaged, named_checkpoint, refuse_damaged, steps_of
+from redco_cli.training.saving.selection import (
+    choosing_again,
+    first_undamaged,
+    named_checkpoint,
+    refuse_damaged,
+    steps_of,
+)
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _ITEMS = ("params", "meta")
@@ -49,6 +55,11 @@ def is_run(path: Path) -> bool:
     return (path / RESOLVED_NAME).is_file() or any(
         _NAME.fullmatch(one.name) and (one / "params").is_dir() for one in candidates
     )
+
+
+def names_checkpoint(path: Path) -> bool:
+    """Whether a path names a checkpoint, rather than a run."""
+    return _NAME.fullmatch(path.resolve().name) is not None
 
 
 def stored_model(path: Path) -> StoredModel:
@@ -102,14 +113,26 @@ def stored_shapes(loaded: LoadedRecipe, directory: Path, choice: str, where: str
         checkpoints, step = named_checkpoint(choice, loaded.recipe, where, "last, best")
         refuse_damaged(checkpoints, step, ("meta",))
         return checkpoints.meta(step).init_shapes
+    return choosing_again(lambda: _shapes_of(loaded, directory, choice))
+
+
+def _shapes_of(loaded: LoadedRecipe, directory: Path, choice: str) -> Shapes | None:
+    """What the newest checkpoint says that can say it."""
     checkpoints, steps = _newest_first(directory)
     if not steps and choice == "last" and (given := find_initial_checkpoints(loaded, (MAIN,)).get(MAIN)) is not None:
         checkpoints, steps = given.checkpoints, [given.step]
     if not steps:
         raise _untrained(directory)
+    deleted = None
     for step in steps:
-        with contextlib.suppress(StorageError):
+        try:
             return checkpoints.meta(step).init_shapes
+        except CheckpointDeletedError as error:
+            deleted = error
+        except StorageError:
+            continue
+    if deleted is not None:
+        raise deleted
     return None
 
 

@@ -159,14 +159,28 @@ def test_prediction_takes_the_newest_or_best_whole_parameters(run: Path, capsys:
     assert "checkpoint-8 is taken instead" in said  # the only other one that was evaluated
 
 
-def test_a_checkpoint_under_the_name_of_another_is_refused(run: Path) -> None:
-    (run / "checkpoint-12").rename(run / "checkpoint-14")
-    with pytest.raises(RedcoError) as refused:
-        train("recipe.yaml", ["train.steps=20"])
-    assert str(refused.value) == (
-        "run/checkpoint-14: is damaged and cannot be read: it says that it is of step 12\n"
-        "  -> move it away to fall back to checkpoint-9"
-    )
+def test_a_checkpoint_under_the_name_of_another_is_damaged(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Skipped and set aside, an older one too; refused where it was named."""
+    (run / "checkpoint-12").rename(run / "checkpoint-11")
+    (run / "checkpoint-8").rename(run / "checkpoint-7")
+    for action in (
+        lambda path: predict("run", output="out.jsonl", checkpoint=path),
+        lambda path: train("recipe.yaml", ["output_dir=other", f"checkpoint.resume={path}"]),
+    ):
+        with pytest.raises(RedcoError) as refused:
+            action("run/checkpoint-11")
+        text = "run/checkpoint-11: is damaged: it says that it is of step 12\n  -> choose another, such as run/"
+        assert str(refused.value).startswith(text)
+    predict("run", output="out.jsonl")
+    said = "run/checkpoint-11 is damaged: it says that it is of step 12; checkpoint-9 is taken instead"
+    assert said in " ".join(capsys.readouterr().err.split())
+    train("recipe.yaml")
+    told = " ".join(capsys.readouterr().err.split())
+    assert said in told
+    assert "run/checkpoint-7 is damaged: it says that it is of step 8; it is ignored" in told
+    assert (run / "checkpoint-11.damaged").is_dir()
+    assert (run / "checkpoint-7.damaged").is_dir()
+    assert_same_run("run", "whole")
 
 
 SAVES = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -14,6 +15,24 @@ from redco_cli.recipe.load import shown
 
 _SWEEPS = 20
 _PAUSE = 0.1
+
+
+class CheckpointDeletedError(StorageError):
+    """A checkpoint was deleted while it was read: that is no damage, and its run has newer ones."""
+
+    @classmethod
+    def at(cls, path: Path) -> CheckpointDeletedError:
+        """The error for the directory of a checkpoint."""
+        problem = "was deleted while it was read: its run keeps the newest checkpoint.keep, and the best"
+        return cls(shown(path), problem, "choose another, or a copy of it elsewhere; or let the run keep more of them")
+
+
+def is_gone(path: Path) -> bool:
+    """Whether a directory is no longer there. Reads the one above it, which network disks do not remember so long."""
+    try:
+        return path.name not in os.listdir(path.parent)
+    except OSError:
+        return True
 
 
 class DirectoryDeleter:
@@ -37,7 +56,7 @@ class DirectoryDeleter:
         """
         doomed = path.with_name(f"{path.name}.old{self._suffix}")
         self.collect(wait=doomed.exists())
-        with moving(path):
+        with moving(path), contextlib.suppress(FileNotFoundError):  # somebody else may have deleted it
             path.rename(doomed)
         self._pending.append(self._thread.submit(self._remove, path, doomed))
 

@@ -13,6 +13,7 @@ import orbax.checkpoint as ocp
 from flax.traverse_util import unflatten_dict
 
 from redco_cli.models.several import MAIN
+from redco_cli.training.saving.files.deletion import CheckpointDeletedError, is_gone
 from redco_cli.training.saving.files.orbax_errors import of_another_model, unreadable
 from redco_cli.training.saving.files.state_dict import from_state_dict, shape_mismatches, to_state_dict
 
@@ -32,10 +33,13 @@ def readable(path: Path, others: Sequence[str]) -> Iterator[None]:
 
     Raises:
         StorageError: it is damaged.
+        CheckpointDeletedError: it is not there any more.
     """
     try:
         yield
     except _DAMAGE as error:
+        if is_gone(path):
+            raise CheckpointDeletedError.at(path) from error
         raise unreadable(path, error, others) from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import logging
 import os
@@ -41,6 +42,11 @@ def mute_orbax() -> None:
             report(unraisable)
 
     sys.unraisablehook = report_others
+
+
+def is_missing(error: Exception) -> bool:
+    """Whether orbax raised something because a file or directory is not there."""
+    return reason(error) == os.strerror(errno.ENOENT) or "NOT_FOUND" in str(error)
 
 
 def reason(error: Exception) -> str:
