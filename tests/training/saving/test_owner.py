@@ -124,7 +124,7 @@ def test_a_second_run_is_refused_and_the_first_is_as_if_alone(project: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("project", "whole")
-def test_of_two_processes_one_trains() -> None:
+def test_of_two_processes_one_trains(capsys: pytest.CaptureFixture[str]) -> None:
     """The other one tells of it by its exit code; once the first is killed, the next continues at once."""
     first = start(QUICK, "plugin.options.seconds=0.3")
     while not list(Path("run").glob("checkpoint-3")):
@@ -136,9 +136,8 @@ def test_of_two_processes_one_trains() -> None:
     first.kill()
     ended(first)
     assert (Path("run") / NAME).exists()
-    began = time.monotonic()
     train("recipe.yaml", [QUICK, "plugin.options.seconds=0.3"])
-    assert time.monotonic() - began < lease.PATIENCE / 2
+    assert "watching" not in capsys.readouterr().err
     assert_same_run("run", "whole")
 
 
@@ -215,7 +214,10 @@ def test_a_directory_that_is_deleted_under_its_run_is_made_anew(
     """In its middle, and after the last save: all that comes from then on is there, whole."""
 
     def vanish() -> None:
-        shutil.rmtree("run") if how == "deleted" else Path("run").rename("moved")
+        if how == "moved":
+            Path("run").rename("moved")
+        while Path("run").exists():
+            shutil.rmtree("run", ignore_errors=True)  # the run deletes older checkpoints at the same time
 
     capsys.readouterr()
     with at_step(step, vanish):
