@@ -183,7 +183,10 @@ def show_runs(runs: Sequence[RunSummary], as_json: bool) -> None:
         return
     for row in rows:
         row["step"] = row["step"] if row["steps"] is None else f"{row['step']}/{row['steps']}"
-        row["state"] = f"stopped at {row['saved']}" if row["state"] == "stopped" else row["state"]
+        if row["state"] == "stopped":
+            row["state"] = f"stopped at {row['saved']}"
+        elif "holder" in row:
+            row["state"] += f" {'on' if row['state'] == 'running' else 'by'} {row['holder']}"
         row["written"] = None if row["written"] is None else f"{datetime.fromtimestamp(row['written']):%Y-%m-%d %H:%M}"
     columns = {
         "run": "run",

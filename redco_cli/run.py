@@ -36,6 +36,7 @@ from redco_cli.training.saving.initial import check_initial_params
 from redco_cli.training.saving.owner import owning
 from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.resume import find_start, open_output, output_directory
+from redco_cli.training.saving.selection import choosing_again
 from redco_cli.training.saving.stored import stored_shapes
 from redco_cli.training.session import open_run, plan_updates, saved_at_its_end
 from redco_cli.training.timeline import make_timeline
@@ -266,7 +267,8 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     loaded = load_recipe(recipe, overrides)
     job = prepare(loaded, stages=stages_of(loaded.recipe))
     check_sizes(job, recipe_placement(job, read_loss).mesh)
-    start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where), Identity(job))
+    fresh, identity = make_timeline(job.recipe, job.train_size, job.where), Identity(job)
+    start, timeline = choosing_again(lambda: find_start(loaded, fresh, identity))  # the run may be training
     plan_updates(job, timeline)
     if start.said:
         note(start.said)

@@ -4,6 +4,7 @@ In: the devices that JAX finds, the environment of a process, signals. Out: a `M
 functions that announce when they compile (`program`), processes that have met and agree (`rendezvous`), know each other
 (`peers`), and stop together (`stopping`).
 
-Start with `mesh`. Small things beside: `cache` of compiled programs, `disk` (can this be written?), `doctor` (what this
-machine offers), `simulated_devices` (a CPU as many devices). For users of several hosts: README.md in this folder.
+Start with `mesh`. Small things beside: `cache` of compiled programs, `disk` (can this be written?), `lease` (who owns a
+directory?), `doctor` (what this machine offers), `simulated_devices` (a CPU as many devices). For users of several
+hosts: README.md in this folder.
 """

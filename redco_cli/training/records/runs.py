@@ -19,10 +19,11 @@ from redco_cli.recipe.load import LENGTH_IN_STEPS, RESOLVED_NAME, shown
 from redco_cli.recipe.redaction import without_secrets
 from redco_cli.recipe.yaml12 import parse_yaml
 from redco_cli.runtime.disk import is_held
+from redco_cli.runtime.lease import holder_of
 from redco_cli.training.records.metrics import METRICS_NAME, measured, read_records
 from redco_cli.training.saving.ranking import Best, count_unimproved, improves
 
-State = Literal["running", "finished", "stopped", "never saved", "unreadable"]
+State = Literal["running", "held", "finished", "stopped", "never saved", "unreadable"]
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
 
@@ -32,9 +33,10 @@ class RunSummary:
 
     Attributes:
         directory: its output directory.
-        state: `running` while a process holds its records; else, by its newest checkpoint, `finished` at the last step
-            or where `eval.patience` ended it, `stopped` before, and `never saved` without one; `unreadable` where its
-            files are damaged.
+        state: `running` while a process holds its lease or its records; `held` while its lease is that of a process of
+            another machine, of which nothing more is known from here; else, by its newest checkpoint, `finished` at the
+            last step or where `eval.patience` ended it, `stopped` before, and `never saved` without one; `unreadable`
+            where its files are damaged.
         step: optimizer steps recorded or saved.
         saved: the step of its newest checkpoint, where it continues; None without one.
         steps: the length of the run; None where nothing says it.
@@ -42,6 +44,7 @@ class RunSummary:
         best: step and value of its best evaluation; None without any.
         written: seconds since 1970 of its last record; None without any.
         problem: why it is unreadable.
+        holder: host and process that hold it; None for nobody.
         recipe: its resolved recipe, as plain data.
         records: those of its `metrics.jsonl`.
     """
@@ -55,6 +58,7 @@ class RunSummary:
     best: Best = None
     written: float | None = None
     problem: str = ""
+    holder: str | None = None
     recipe: Mapping[str, Any] | None = None
     records: Sequence[Mapping[str, Any]] = ()
 
@@ -71,6 +75,7 @@ class RunSummary:
             "best_step": None if self.best is None else self.best[0],
             "written": self.written,
             **({"problem": self.problem} if self.problem else {}),
+            **({"holder": self.holder} if self.holder else {}),
         }
 
     def evaluation(self, which: Literal["last", "best"]) -> dict[str, Any]:
@@ -131,15 +136,20 @@ def _read(directory: Path) -> RunSummary:
     saved, is_done = _newest_checkpoint(directory)
     step = max([record["step"] for record in records] + [saved or 0])
     state: State = "never saved" if saved is None else "stopped"
-    if is_held(file):
+    holder, runs = holder_of(directory) or (None, False)
+    named = None if holder is None else f"{holder.identity.host}, pid {holder.identity.pid}"
+    if runs or is_held(file):
         state = "running"
+    elif runs is None:
+        state = "held"
     elif saved is not None and is_done:
         until = [record for record in records if record["step"] <= saved]
         patience, at_its_end = section.get("patience"), steps is not None and saved >= steps
         ran_out = isinstance(patience, int) and count_unimproved(until, metric, mode) >= patience
         state = "finished" if at_its_end or ran_out else "stopped"
     written = max((record["time"] for record in records if "time" in record), default=None)
-    return RunSummary(directory, state, step, saved, steps, metric, best, written, "", recipe, records)
+    holds = named if state in ("running", "held") else None
+    return RunSummary(directory, state, step, saved, steps, metric, best, written, "", holds, recipe, records)
 
 
 def _recipe(path: Path) -> tuple[dict[str, Any], int | None]:
@@ -163,7 +173,7 @@ def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _newest_checkpoint(directory: Path) -> tuple[int | None, bool]:
     """The step of the newest checkpoint, and whether all that was due at that step was done."""
-    names = [_CHECKPOINT.fullmatch(path.name) for path in directory.iterdir() if path.is_dir()]
+    names = [_CHECKPOINT.fullmatch(name) for name in next(os.walk(directory), ("", [], []))[1]]
     steps = [int(match[1]) for match in names if match]
     if not steps:
         return None, False

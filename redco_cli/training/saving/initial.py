@@ -24,6 +24,7 @@ from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
 from redco_cli.training.saving.checkpoint import Checkpoints
+from redco_cli.training.saving.files.deletion import CheckpointDeletedError, is_gone
 from redco_cli.training.saving.selection import (
     choosing_again,
     first_undamaged,
@@ -176,8 +177,13 @@ def load_constants(job: Job, placement: Placement) -> Params:
 
     Raises:
         ModelError, StorageError: as `load_initial_params`.
+        CheckpointDeletedError: the checkpoint of one is no longer there.
     """
     names = unsaved(job.recipe)
+    for name in names:  # they are pinned: another one of the same run would be another model
+        path = find_params(section_of(job.recipe, name).params or "", job.loaded.directory)
+        if path.name.startswith("checkpoint-") and is_gone(path):
+            raise CheckpointDeletedError.at(path)
     initial = find_initial_checkpoints(job.loaded, names)
     return {name: _load_model(job, name, placement.params[name], initial.get(name))[0] for name in names}
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from typer.testing import CliRunner
 from redco_cli.cli import app
 from redco_cli.errors import UsageError
 from redco_cli.recipe.load import load_recipe, resolved_yaml
+from redco_cli.reports import show_runs
 from redco_cli.runtime.disk import open_held
+from redco_cli.runtime.lease import take
+from redco_cli.runtime.liveness import this_process
 from redco_cli.training.records.runs import differing_keys, find_runs, metrics_of, summarize
 
 BASE = "plugin: {module: m}\noutput_dir: o\n"
@@ -91,6 +95,24 @@ def test_a_run_is_running_while_a_process_holds_its_records(make: Any) -> None:
         assert other.stdout.readline() == "held\n"
         assert summarize(directory).state == "running"
         other.kill()
+    assert summarize(directory).state == "stopped"
+
+
+def test_who_holds_a_run(make: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """By its lease: known for processes of this machine, that of another one may be dead."""
+    directory, here = make("x", steps=(10,)), this_process()
+    for identity, state, said in (
+        (here, "running", f"running on {here.host}, pid {here.pid}"),
+        (replace(here, host="node7"), "held", f"held by node7, pid {here.pid}"),
+        (replace(here, pid=2**22 + 1), "stopped", "stopped at 10"),
+    ):
+        lease = take(directory, lambda _: None, identity=identity)
+        run = summarize(directory)
+        assert run.state == state
+        assert ("holder" in run.as_plain()) == (state != "stopped")
+        show_runs([run], as_json=False)
+        assert said.replace(" ", "") in "".join(capsys.readouterr().out.split())
+        lease.release()
     assert summarize(directory).state == "stopped"
 
 

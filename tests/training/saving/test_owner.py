@@ -324,6 +324,62 @@ def test_the_thread_notices_by_itself(
     assert check_owner(run) is None
 
 
+ENDS = """
+import sys
+from pathlib import Path
+from redco_cli.runtime.stopping.signals import end_now
+from redco_cli.training.saving.owner import owning
+with owning(Path(sys.argv[1]), "output_dir"):
+    end_now(75)
+"""
+
+
+def test_a_process_that_ends_at_once_leaves_no_lease(tmp_path: Path) -> None:
+    """As a signal does before there is anything to save, or a stop that comes too late."""
+    done = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], check=False)
+    assert done.returncode == 75
+    assert list(tmp_path.iterdir()) == []
+
+
+ELSEWHERE = """
+from dataclasses import replace
+from redco_cli.runtime import lease
+here = lease.this_process()
+lease.this_process = lambda: replace(here, host="node7", boot="another")
+lease.PATIENCE = 3.0
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("project", "whole")
+def test_a_run_that_was_frozen_while_another_host_took_over() -> None:
+    """It wakes while the other trains, and again in the midst of a save: it ends, and the other ends bit for bit."""
+    for moment in ("checkpoint-3", "checkpoint-*.orbax-checkpoint-tmp"):
+        first = start(QUICK, "plugin.options.seconds=0.2")
+        while not list(Path("run").glob(moment)):
+            assert first.poll() is None
+            time.sleep(0.001)
+        first.send_signal(signal.SIGSTOP)
+        before = Path("run/metrics.jsonl").stat().st_ino
+        command = [sys.executable, "-c", ELSEWHERE + TRAIN, QUICK, "plugin.options.seconds=0.2"]
+        second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        while not Path("run/metrics.jsonl").exists() or Path("run/metrics.jsonl").stat().st_ino == before:
+            assert second.poll() is None
+            time.sleep(0.01)
+        time.sleep(0.5)
+        first.send_signal(signal.SIGCONT)
+        code, said = ended(first)
+        assert code == 1, said
+        assert "run: was taken over by another run (host node7, pid" in " ".join(said.split())
+        code, said = ended(second)
+        assert code == 0, said
+        assert "watching for up to 3 s whether host" in " ".join(said.split())
+        assert_same_run("run", "whole")
+        assert [path.name for path in Path("run").iterdir() if path.name[0] == "."] == []
+        shutil.rmtree("run")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("project")
