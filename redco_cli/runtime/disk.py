@@ -7,7 +7,6 @@ import fcntl
 import os
 from io import FileIO
 from pathlib import Path
-from typing import Literal
 
 from redco_cli.errors import StorageError
 from redco_cli.recipe.load import shown
@@ -31,9 +30,9 @@ def check_directory(directory: Path, where: str, remedy: str) -> None:
         raise StorageError(where, f"{shown(directory)} cannot be written: no permission for {shown(nearest)}", remedy)
 
 
-def open_held(path: Path, mode: Literal["wb", "ab"]) -> FileIO:
-    """A file to write, locked as long as it is open: others see that somebody writes it, until this process ends."""
-    file = path.open(mode, buffering=0)
+def open_held(path: Path) -> FileIO:
+    """A file to append to, locked as long as it is open: others see that it is written, until this process ends."""
+    file = path.open("ab", buffering=0)
     with contextlib.suppress(OSError):  # a disk without locks, or somebody who is just looking
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file

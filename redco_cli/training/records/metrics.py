@@ -147,9 +147,8 @@ class Recorder:
             return
         with _writing(self.path):
             directory.mkdir(parents=True, exist_ok=True)
-            if not fresh and self.path.exists():
-                self._rewrite(read_records(self.path))
-            self._file = open_held(self.path, "wb" if fresh else "ab")
+            self._rewrite([] if fresh or not self.path.exists() else read_records(self.path))
+            self._file = open_held(self.path)
 
     def __enter__(self) -> Self:
         return self
@@ -181,7 +180,7 @@ class Recorder:
             if not is_at(self._file, self.path):
                 warn(f"{self.path} was deleted or replaced while the run wrote it; it goes on there with step {step}")
                 self._file.close()
-                self._file = open_held(self.path, "ab")
+                self._file = open_held(self.path)
             while line:  # a write to a full disk may take a part and only then fail
                 line = line[self._file.write(line) :]
         numbers = {name: float(value) for name, value in plain.items() if isinstance(value, int | float)}
@@ -199,7 +198,7 @@ class Recorder:
         with _writing(self.path):
             self._rewrite([record for record in read_records(self.path) if record["step"] <= step])
             self._file.close()
-            self._file = open_held(self.path, "ab")
+            self._file = open_held(self.path)
 
     def close(self) -> None:
         """Closes the file and the sinks."""
@@ -210,7 +209,10 @@ class Recorder:
         self._sinks.clear()
 
     def _rewrite(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Replaces the file in one stroke: whoever reads it sees all of the old one or all of the new one."""
+        """Replaces the file in one stroke: whoever reads it sees all of the old one or all of the new one.
+
+        Whoever still has the old one open, as a run that was frozen and has lost its lease, writes to nothing.
+        """
         temporary = self.path.with_name(f".{self.path.name}.new")
         with temporary.open("wb") as file:
             file.writelines(map(_encoded, records))

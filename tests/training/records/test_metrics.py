@@ -199,8 +199,9 @@ def test_a_killed_process_loses_at_most_its_last_line(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_told(tmp_path):
-    (tmp_path / METRICS_NAME).symlink_to("/dev/full")
     record = recorder(tmp_path)
+    (tmp_path / METRICS_NAME).unlink()
+    (tmp_path / METRICS_NAME).symlink_to("/dev/full")
     with pytest.raises(StorageError) as caught:
         record.record(1, "train", {"loss": 1.0})
     record.close()

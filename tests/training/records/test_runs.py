@@ -84,11 +84,11 @@ def test_the_best_evaluation_is_the_one_that_ranks_checkpoints(make: Any, text: 
 
 def test_a_run_is_running_while_a_process_holds_its_records(make: Any) -> None:
     directory = make("x", steps=(10,))
-    with open_held(directory / "metrics.jsonl", "ab"):
+    with open_held(directory / "metrics.jsonl"):
         assert summarize(directory).state == "running"
     assert summarize(directory).state == "stopped"
     holds = "import sys; from pathlib import Path; from redco_cli.runtime.disk import open_held;"
-    holds += "file = open_held(Path(sys.argv[1]), 'ab'); print('held', flush=True); sys.stdin.read()"
+    holds += "file = open_held(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", holds, str(directory / "metrics.jsonl")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

@@ -57,8 +57,21 @@ def whole(finished: Path, project: Path) -> None:
     shutil.copytree(finished, project / "whole")
 
 
-def start(*overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", TRAIN, *overrides], stderr=subprocess.PIPE, text=True)
+def start(*overrides: str, where: str = "") -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", where + TRAIN, *overrides], stderr=subprocess.PIPE, text=True)
+    STARTED.append(process)
+    return process
+
+
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def none_is_left() -> Iterator[None]:
+    yield
+    while STARTED:
+        with STARTED.pop() as process:
+            process.kill()
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -124,20 +137,20 @@ def test_a_second_run_is_refused_and_the_first_is_as_if_alone(project: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("project", "whole")
-def test_of_two_processes_one_trains(capsys: pytest.CaptureFixture[str]) -> None:
-    """The other one tells of it by its exit code; once the first is killed, the next continues at once."""
-    first = start(QUICK, "plugin.options.seconds=0.3")
+def test_of_two_processes_one_trains() -> None:
+    """The other one tells of it by its exit code, though the first stands still; that one goes on where it stood."""
+    first = start(QUICK)
     while not list(Path("run").glob("checkpoint-3")):
         assert first.poll() is None
-        time.sleep(0.01)
+        time.sleep(0.001)
+    first.send_signal(signal.SIGSTOP)
+    before = files(Path("run"))
     code, said = ended(start(QUICK))
     assert code == 1
     assert f"run is written by host {this_process().host}, pid {first.pid}, since 20" in " ".join(said.split())
-    first.kill()
-    ended(first)
-    assert (Path("run") / NAME).exists()
-    train("recipe.yaml", [QUICK, "plugin.options.seconds=0.3"])
-    assert "watching" not in capsys.readouterr().err
+    assert files(Path("run")) == before
+    first.send_signal(signal.SIGCONT)
+    assert ended(first)[0] == 0
     assert_same_run("run", "whole")
 
 
@@ -346,6 +359,7 @@ from dataclasses import replace
 from redco_cli.runtime import lease
 here = lease.this_process()
 lease.this_process = lambda: replace(here, host="node7", boot="another")
+lease.is_running = lambda _: None
 lease.PATIENCE = 3.0
 """
 
@@ -362,8 +376,7 @@ def test_a_run_that_was_frozen_while_another_host_took_over() -> None:
             time.sleep(0.001)
         first.send_signal(signal.SIGSTOP)
         before = Path("run/metrics.jsonl").stat().st_ino
-        command = [sys.executable, "-c", ELSEWHERE + TRAIN, QUICK, "plugin.options.seconds=0.2"]
-        second = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        second = start(QUICK, "plugin.options.seconds=0.2", where=ELSEWHERE)
         while not Path("run/metrics.jsonl").exists() or Path("run/metrics.jsonl").stat().st_ino == before:
             assert second.poll() is None
             time.sleep(0.01)
@@ -389,9 +402,9 @@ def test_two_runs_at_twenty_random_offsets() -> None:
     dice, refusals = random.Random(seed), 0
     train("recipe.yaml", ["output_dir=whole"])
     for trial in range(20):
-        first = start("plugin.options.seconds=0.1")
+        first = start("plugin.options.seconds=0.5")
         time.sleep(dice.uniform(0, 0.5) if trial % 2 else dice.uniform(0, 8))
-        second = start("plugin.options.seconds=0.1")
+        second = start("plugin.options.seconds=0.5")
         ends = ended(first), ended(second)
         codes = sorted(code for code, _ in ends)
         assert codes[0] == 0, (seed, ends)
@@ -405,4 +418,4 @@ def test_two_runs_at_twenty_random_offsets() -> None:
         assert [path.name for path in Path("run").iterdir() if "tmp" in path.name or path.name[0] == "."] == []
         shutil.rmtree("run")
     print(f"seed {seed}: {refusals} of 20 refused")
-    assert refusals > 8
+    assert refusals > 4
