@@ -291,6 +291,20 @@ def test_packages_are_followed_and_moving_them_changes_nothing(tmp_path: Path, m
     }
 
 
+def test_modules_elsewhere_on_the_path_of_python_count(
+    project: Project, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For predictions too, whose file must not mix those of two programs."""
+    elsewhere = Project(tmp_path_factory.mktemp("elsewhere"))
+    elsewhere.put(**{"our_lab/nets": "def named(x):\n    return x"})
+    monkeypatch.setattr(sys, "path", [*sys.path, str(elsewhere.folder)])
+    project.put(plugin="from our_lab import nets\ndef output_fn(ctx, outputs):\n    return nets.named(outputs)")
+    before = prediction_code(project.plugin())  # type: ignore[arg-type]
+    assert "our_lab/nets.py: named" in before
+    elsewhere.put(**{"our_lab/nets": "def named(x):\n    return -x"})
+    assert prediction_code(project.plugin()) != before  # type: ignore[arg-type]
+
+
 def test_installed_modules_are_not_followed_but_an_installed_plugin_counts(tmp_path: Path) -> None:
     folder = tmp_path / "site-packages"
     project = Project(folder)
