@@ -286,6 +286,7 @@ class TrainingRun:
         if self._step == 0 and not self._replaced and self.outer_state is None:
             return stop.outcome("training", "before its first step; nothing was to be saved")
         self.save()
+        self.save()  # waits for the first, and writes it once more where it was deleted meanwhile
         checkpoints.wait()
         return stop.outcome(str(checkpoints.path(self._step)), f"after step {self._step}; saved")
 

@@ -25,7 +25,7 @@ from redco_cli.training.records.metrics import read_records
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.files.integrity import find_damage
 from redco_cli.training.saving.owner import check_owner, is_owned, owning
-from tests.training.tiny import assert_same_run, recorded, write_project
+from tests.training.tiny import assert_same_run, interrupted, recorded, write_project
 
 QUICK = "eval.predict=false"
 TRAIN = """
@@ -274,6 +274,22 @@ def test_a_checkpoint_that_is_deleted_while_it_is_written(
     assert outcome.checkpoint.name == "checkpoint-12"
     assert find_damage(outcome.checkpoint) is None
     assert train("recipe.yaml", [QUICK]).was_finished
+
+
+@pytest.mark.usefixtures("project")
+def test_a_stop_saves_again_what_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal, seen = Checkpoints._seal, []
+
+    def deleted(self: Checkpoints) -> None:
+        if self._saving.name == "checkpoint-5" and not seen:
+            seen.append(5)
+            shutil.rmtree(self.directory)
+        seal(self)
+
+    monkeypatch.setattr(Checkpoints, "_seal", deleted)
+    interrupted(5, QUICK)
+    assert seen
+    assert find_damage(Path("run/checkpoint-5")) is None
 
 
 @pytest.mark.usefixtures("project")
