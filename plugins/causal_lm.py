@@ -1,7 +1,8 @@
 """Causal language modelling on a text column, and continuing prompts.
 
-A text is tokenized, ended with the end mark, and cut at `data.max_length` tokens: the beginning is kept. Shorter
-ones are padded, so all batches have one shape. The loss is in nats per token; its exponential is the perplexity.
+A text is tokenized and ended with the end mark. Rows have `data.max_length` tokens: several texts share one where the
+model can tell them apart (`data.packing`), and of a longer text the beginning is kept (`data.overflow`). The loss is
+in nats per token; its exponential is the perplexity.
 """
 
 from __future__ import annotations
@@ -12,16 +13,13 @@ from typing import Any
 
 import jax
 
-from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
+from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.parts import (
     column,
-    cut,
     decode,
     encode,
     generate,
-    note_without_loss,
-    pad,
-    padding_id,
+    stack_rows,
     tokenizer_of,
 )
 
@@ -39,20 +37,18 @@ class Options:
     prompt: str = "prompt"
 
 
-def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
-    """`input_ids` and `attention_mask` [B, L]; for training also `labels` [B, L], the ids where they are no padding."""
-    length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
+def encode_fn(ctx: Context, example: Example) -> Mapping[str, Any]:
+    """The ids of a text, each of which carries loss; for prediction those of a prompt."""
+    tokenizer = tokenizer_of(ctx)
     if ctx.stage == "predict":
-        is_prompt = all(ctx.options.prompt in example for example in examples)
-        texts = column(examples, ctx.options.prompt if is_prompt else ctx.options.text, str)
-        prompts = cut(tokenizer(texts)["input_ids"], length, keep="end")
-        input_ids, attention_mask = pad(prompts, length, padding_id(tokenizer), side="left")
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
-    rows = cut(encode(tokenizer, column(examples, ctx.options.text, str)), length)
-    input_ids, attention_mask = pad(rows, length, padding_id(tokenizer))
-    labels, _ = pad(rows, length, IGNORED_LABEL)
-    note_without_loss(labels)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        name = ctx.options.prompt if ctx.options.prompt in example else ctx.options.text
+        return {"input_ids": tokenizer(column([example], name, str))["input_ids"][0]}
+    return {"input_ids": encode(tokenizer, column([example], ctx.options.text, str))[0]}
+
+
+def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
+    """Rows of ids as one batch: fields [B, L], padded."""
+    return stack_rows(ctx, examples)
 
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:

@@ -5,8 +5,9 @@ makes one sequence of it, and only the tokens that the assistant has to produce 
 of its turn. They are found by the template's own `{% generation %}` marks, or else by comparing the conversation
 with its beginnings.
 
-A conversation longer than `data.max_length` tokens keeps its beginning, in prediction its end. When nothing of an
-answer is left the example carries no loss; such examples are counted.
+Several conversations share a row of `data.max_length` tokens where the model can tell them apart (`data.packing`). One
+that is longer keeps its beginning (`data.overflow`), in prediction its end. When nothing of an answer is left the
+example carries no loss; such examples are counted.
 """
 
 from __future__ import annotations
@@ -24,14 +25,11 @@ from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Lo
 from redco_cli.plugin.parts import (
     check_kind,
     column,
-    cut,
     decode,
     exact_match,
     generate,
     note_rows,
-    note_without_loss,
-    pad,
-    padding_id,
+    stack_rows,
     tokenizer_of,
 )
 
@@ -58,21 +56,20 @@ class Options:
     train_on: Literal["all", "last"] = "all"
 
 
-def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
-    """`input_ids` and `attention_mask` [B, L]; for training also `labels` [B, L], ids on what the assistant says."""
-    length, tokenizer = ctx.recipe.data.max_length, tokenizer_of(ctx)
-    conversations = [messages_of(ctx.options, example) for example in examples]
+def encode_fn(ctx: Context, example: Example) -> Mapping[str, Any]:
+    """The ids of a conversation, with labels on what the assistant says; for prediction those before its answer."""
+    tokenizer, messages = tokenizer_of(ctx), messages_of(ctx.options, example)
     if ctx.stage == "predict":
-        prompts = [tokenize(tokenizer, asked(messages), prompt=True) for messages in conversations]
-        input_ids, attention_mask = pad(cut(prompts, length, keep="end"), length, padding_id(tokenizer), side="left")
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
-    rows = [encode_conversation(tokenizer, messages, ctx.options.train_on) for messages in conversations]
-    input_ids, attention_mask = pad(cut([ids for ids, _ in rows], length), length, padding_id(tokenizer))
-    labels, _ = pad([labels[:length] for _, labels in rows], length, IGNORED_LABEL)
-    empty = [row for row, messages in enumerate(conversations) if not any(map(is_answer, messages))]
-    note_rows("without an answer of the assistant", empty)
-    note_without_loss(labels)
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        return {"input_ids": tokenize(tokenizer, asked(messages), prompt=True)}
+    if not any(map(is_answer, messages)):
+        note_rows("without an answer of the assistant", [0])
+    ids, labels = encode_conversation(tokenizer, messages, ctx.options.train_on)
+    return {"input_ids": ids, "labels": labels}
+
+
+def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
+    """Rows of ids as one batch: fields [B, L], padded."""
+    return stack_rows(ctx, examples)
 
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:

@@ -15,7 +15,8 @@ from redco_cli.plugin.contract import Context, Example
 from redco_cli.plugin.parts import builtin, held_out, standard_library
 
 instruct = builtin("instruct")
-collate_fn, loss_fn, predict_fn = instruct.collate_fn, instruct.loss_fn, instruct.predict_fn
+encode_fn, collate_fn = instruct.encode_fn, instruct.collate_fn
+loss_fn, predict_fn = instruct.loss_fn, instruct.predict_fn
 output_fn, metric_fn = instruct.output_fn, instruct.metric_fn
 
 TASKS: dict[str, Callable[[str], str]] = {

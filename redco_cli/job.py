@@ -12,15 +12,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_cli.console import warn
 from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
-from redco_cli.data.examples import check_examples, is_indexed
 from redco_cli.data.places import place_of
-from redco_cli.data.resumable import ResumableStream, is_resumable
-from redco_cli.data.source import load_source
-from redco_cli.data.stream import is_seekable
-from redco_cli.errors import DataError, PluginError, RecipeError
+from redco_cli.errors import DataError, RecipeError
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.own_module import own_model
@@ -28,13 +23,13 @@ from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, constant_of, members_of, without
 from redco_cli.plugin.calls import call_collate, call_loss, call_predict, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
-from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with_secrets
 from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.schema import OtherModelSection, Recipe, SourceSection
+from redco_cli.recipe.schema import OtherModelSection, Recipe
+from redco_cli.splits import encoded_rows, find_examples, refuse_unencoded, refuse_without_eval, rows_of
 
 Collate = Callable[..., Mapping[str, Any]]
 """(examples, step=None) to a batch: the plugin's `collate_fn`, told the steps done before a batch of training."""
@@ -54,6 +49,8 @@ class Job:
         train_examples: a sequence, or an iterable of unknown length; None when not asked for.
         eval_examples: a sequence; None where there are none.
         init_shapes: of the batch that the model is built with, or would be; None where nothing says so.
+        train_rows: what the loss reads in training: the same examples, or what `encode_fn` made of them.
+        eval_rows: likewise in evaluation.
     """
 
     loaded: LoadedRecipe
@@ -63,6 +60,8 @@ class Job:
     train_examples: Any
     eval_examples: Any
     init_shapes: Shapes | None = None
+    train_rows: Any = None
+    eval_rows: Any = None
 
     @property
     def recipe(self) -> Recipe:
@@ -91,6 +90,8 @@ class Job:
         ctx = replace(self.context(stage), tokenizer=copy.deepcopy(self.tokenizer))
 
         def collate(examples: Sequence[Example], step: int | None = None) -> Mapping[str, Any]:
+            if self.plugin.encode_fn is not None:
+                examples = encoded_rows(self.plugin, ctx, examples)
             batch: Mapping[str, Any] = call_collate(self.plugin, replace(ctx, step=step), examples)
             return batch
 
@@ -127,8 +128,12 @@ class Job:
 
     @property
     def train_size(self) -> int | None:
-        """How many training examples there are; None when the data has no known length."""
-        return len(self.train_examples) if hasattr(self.train_examples, "__len__") else None
+        """How many rows there are to train on; None when the data has no known length."""
+        return len(self.train_rows) if hasattr(self.train_rows, "__len__") else None
+
+    def rows_of(self, examples: Any, stage: Stage) -> Any:
+        """What the loss reads of examples that are not the recipe's."""
+        return rows_of(self.plugin, self.context(stage), examples, f"{self.plugin.file}: run_fn", kept=False)
 
 
 def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
@@ -172,20 +177,34 @@ def prepare(
         remedy = "leave it out, and let run_fn compare what run.evaluate() returns"
         raise RecipeError(loaded.where("eval.patience"), problem, remedy)
     if "train" in stages:
-        job = replace(job, train_examples=_examples(job, "train"))
+        job = replace(job, train_examples=find_examples(loaded, plugin, job.context("train"), "train"))
         if job.train_examples is None:
             found = "" if plugin.load_examples is None else "; load_examples(ctx, 'train') returned None"
             remedy = "add data.train, or let load_examples(ctx, 'train') of the plugin return examples"
             raise DataError(loaded.where("data.train"), f"there is no training data{found}", remedy)
     given = given(plugin) if callable(given) else given
-    job = replace(job, eval_examples=_examples(job, "eval") if given is None else given)
+    job = replace(
+        job, eval_examples=find_examples(loaded, plugin, job.context("eval"), "eval") if given is None else given
+    )
     if job.eval_examples is None:
-        _refuse_without_eval(loaded, stages)
+        refuse_without_eval(loaded, stages)
     if job.model is None:
         job = _with_own_model(job, stages[0] if stages else "predict")
     job = replace(job, model=assembled(loaded.recipe, job.model, loaded.where))
+    job = _with_rows(job, stages)
     first = prove_plugin(job, stages)
     return job if first is None or job.init_shapes is not None else replace(job, init_shapes=shapes_of(first))
+
+
+def _with_rows(job: Job, stages: Sequence[Stage]) -> Job:
+    """The job with what its losses read: encoded for the stages that it is for."""
+    refuse_unencoded(job.recipe, job.plugin, job.context("train").models, job.where)
+    train, evaluated = job.train_examples, job.eval_examples
+    if "train" in stages:
+        train = rows_of(job.plugin, job.context("train"), train, job.where("data.train"))
+    if "eval" in stages:
+        evaluated = rows_of(job.plugin, job.context("eval"), evaluated, job.where("data.eval"))
+    return replace(job, train_rows=train, eval_rows=evaluated)
 
 
 def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
@@ -228,7 +247,10 @@ def _check_best_metric(job: Job, known: Sequence[str]) -> None:
 
 def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
     """The collated first examples of a stage."""
-    examples = job.train_examples if stage == "train" else job.eval_examples
+    chosen = {"train": job.train_rows, "eval": job.eval_rows}.get(stage)
+    if chosen is None:  # for a prediction; or to build the model, before which nothing is encoded
+        chosen = job.train_examples if stage == "train" else job.eval_examples
+    examples = chosen
     probed = first_examples(examples, PROBED_EXAMPLES)
     return collated(job.collate(stage), probed, job.collate_place, functools.partial(place_of, examples))
 
@@ -238,49 +260,6 @@ def first_examples(examples: Any, count: int) -> list[Example]:
     if hasattr(examples, "__len__"):
         return [examples[index] for index in range(min(count, len(examples)))]
     return [example for example, _ in zip(examples, range(count), strict=False)]
-
-
-def _examples(job: Job, split: str) -> Any:
-    """The examples of a split from the recipe, else from the plugin, else None."""
-    loaded, key = job.loaded, f"data.{split}"
-    source: SourceSection | None = getattr(loaded.recipe.data, split)
-    if source is not None:
-        streaming = loaded.recipe.data.streaming and split == "train"
-        tell, directory = _warner(job.where(key)), loaded.directory
-        return load_source(source, key, streaming=streaming, directory=directory, where=job.where, tell=tell)
-    if job.plugin.load_examples is None:
-        return None
-    where = f"{job.plugin.file}: load_examples"
-    with guarded(where, f"load_examples(ctx, {split!r})", job.plugin.file):
-        examples = job.plugin.load_examples(job.context("train" if split == "train" else "eval"), split)
-        if examples is None:
-            return None
-        examples = check_examples(examples, where)
-        if not is_indexed(examples) and is_resumable(examples):
-            examples = ResumableStream(examples, lambda: reading(job.plugin.file), _warner(where))
-    if split == "eval" and not is_indexed(examples):
-        problem = "the eval examples have no length, and each must be evaluated exactly once"
-        raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")
-    return examples if is_seekable(examples) else guard_examples(examples, job.plugin.file)
-
-
-def _warner(where: str) -> Callable[[str], None]:
-    """Warns of something at a place."""
-    return lambda text: warn(f"{where}: {text}")
-
-
-def _refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
-    """Refuses a job that asks for what only eval examples can give."""
-    if "train" not in stages:
-        if "eval" in stages:
-            remedy = "give data.eval.path and data.eval.data_files, or let load_examples(ctx, 'eval') return examples"
-            raise DataError(loaded.where("data.eval"), "there is nothing to evaluate", remedy)
-        raise DataError(loaded.where("data.eval"), "there is nothing to predict", "give --input FILE, or add data.eval")
-    section = loaded.recipe.eval
-    asked = [key for key in ("every", "at_start", "predict", "patience") if getattr(section, key)]
-    if asked:
-        remedy = "add data.eval, or let load_examples(ctx, 'eval') return examples"
-        raise DataError(loaded.where(f"eval.{asked[0]}"), "there is no eval data", remedy)
 
 
 def _with_own_model(job: Job, stage: Stage) -> Job:

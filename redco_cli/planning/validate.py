@@ -14,6 +14,8 @@ import numpy as np
 
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.data.collate import collated
+from redco_cli.data.encoded.encode import described
+from redco_cli.data.encoded.rows import Rows
 from redco_cli.data.places import Locate, place_of
 from redco_cli.errors import DataError
 from redco_cli.job import Job, first_examples
@@ -45,15 +47,16 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
     always = getattr(job.model, "frozen", ())
     frozen = frozen_paths(job.model.abstract, job.recipe.train.freeze, always, job.where("train.freeze"))
     trainable, rest = partition(job.model.abstract, frozen)
-    batch = job.collate("train")(first_examples(job.train_examples, min(8, micro_batch_size(job.recipe))))
+    batch = job.collate("train")(first_examples(job.train_rows, min(8, micro_batch_size(job.recipe))))
     return {
         "recipe": str(job.loaded.path),
         "plugin": job.plugin.file,
         "parameters": {"trainable": _count(trainable), "frozen": _count(rest)},
         "examples": {
-            "train": "streamed" if job.train_size is None else job.train_size,
+            "train": len(job.train_examples) if hasattr(job.train_examples, "__len__") else "streamed",
             "eval": 0 if job.eval_examples is None else len(job.eval_examples),
         },
+        **_encoded(job),
         **_rows(job),
         "batch": describe({name: np.asarray(leaf) for name, leaf in batch.items()}),
         "steps": timeline.steps,
@@ -63,6 +66,16 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
         "checkpoint_every": timeline.checkpoint_every,
         "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in dependences(job)],
     }
+
+
+def _encoded(job: Job) -> dict[str, Any]:
+    """The lengths of texts, and the rows made of them, where a plugin has an `encode_fn`."""
+    found: dict[str, Any] = {}
+    for split, rows in (("train", job.train_rows), ("eval", job.eval_rows)):
+        if isinstance(rows, Rows):
+            lengths = {"tokens": described(rows.encoded.lengths)}
+            found[split] = {**lengths, "rows": len(rows), "packed": rows.is_packed, "filled": round(rows.filled, 4)}
+    return {"encoded": found} if found else {}
 
 
 def _rows(job: Job) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
@@ -31,6 +32,43 @@ def describe(batch: Any) -> str:
         f"{jax.tree_util.keystr(path, simple=True, separator='.')} {jnp.dtype(leaf.dtype).name}{list(leaf.shape)}"
         for path, leaf in flat
     )
+
+
+def call_encode(plugin: LoadedPlugin, ctx: Context, example: Example) -> dict[str, np.ndarray] | None:
+    """`encode_fn` on one example: 1-D arrays, int32 or float32, with labels unless it is for prediction; None without.
+
+    Raises:
+        ExampleError: the example cannot be used.
+        PluginError: the function raised, or returned something else.
+    """
+    where = f"{plugin.file}: encode_fn"
+    assert plugin.encode_fn is not None
+    with guarded(where, "encode_fn", plugin.file, f"\n  on an example with keys {_keys(example)}"):
+        found = plugin.encode_fn(ctx, example)
+    if found is None:
+        return None
+    remedy = 'return {"input_ids": ids, "labels": labels}, lists of numbers that are not padded'
+    if not isinstance(found, Mapping) or "input_ids" not in found:
+        raise PluginError(where, f"returned {found!r:.60}, no dict with input_ids", remedy)
+    fields = {str(name): _numbers(name, value, where, remedy) for name, value in found.items()}
+    if ctx.stage != "predict":
+        fields.setdefault("labels", fields["input_ids"])
+    return fields
+
+
+def _numbers(name: Any, value: Any, where: str, remedy: str) -> np.ndarray:
+    """A field of an encoded example as a 1-D array."""
+    try:
+        array = np.asarray(value)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "biuf"):
+            raise ValueError(f"shape {list(array.shape)} and type {array.dtype}")
+        narrow = array.astype(np.float32 if array.dtype.kind == "f" and array.size else np.int32)
+        if array.dtype.kind in "iu" and not np.array_equal(narrow, array):
+            raise ValueError("numbers beyond 32 bits")
+    except (TypeError, ValueError, OverflowError) as error:
+        problem = f"the field {name!r} is {value!r:.60}: {error}"
+        raise PluginError(where, problem, remedy) from None
+    return narrow
 
 
 def call_collate(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> Any:

@@ -23,6 +23,7 @@ A plugin is a Python module with these functions. They see a whole batch and hol
 
 and, where needed:
 
+    def encode_fn(ctx, example): ...               # one example -> {"input_ids": [...], "labels": [...]}, not padded
     def output_fn(ctx, outputs): ...               # numpy arrays of one batch -> list of B JSON-able predictions
     def metric_fn(ctx, examples, predictions): ... # all examples and predictions -> dict of floats
     def load_examples(ctx, split): ...             # "train" or "eval" -> sequence or iterable of dicts
@@ -201,6 +202,21 @@ class Plugin(Protocol):
 
     def predict_fn(self, ctx: Context, params: Params, batch: Batch, rng: Any) -> Any:
         """Outputs of one batch, leading dim B. Row i may depend on row i of the batch only. Traced by JAX."""
+        ...
+
+    def encode_fn(self, ctx: Context, example: Example) -> Mapping[str, Any] | None:
+        """One example as token ids: 1-D arrays or lists by name, neither padded nor cut; None leaves it out.
+
+        With it the core knows lengths. Each example is encoded once, before the first step, and kept on disk; what is
+        longer than `data.max_length` is treated as `data.overflow` says; and `data.packing` puts several into one row.
+        `collate_fn`, which may then be left out, gets such rows instead of examples and only stacks them
+        (`parts.stack_rows` does); `predict_fn` may be left out where the model generates. For the stage `predict` it
+        returns the prompt.
+
+        Returns:
+            `input_ids`, and `labels` of the same length (default: the ids); other fields as the model takes them.
+            Whole numbers become int32, others float32.
+        """
         ...
 
     def output_fn(self, ctx: Context, outputs: Any) -> Sequence[Any]:

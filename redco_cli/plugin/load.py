@@ -21,6 +21,7 @@ import pydantic
 from redco_cli.errors import PluginError, Problem, RecipeError
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.importing import importing_from
+from redco_cli.plugin.parts import generate, stack_rows
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.redaction import given_again, shown_value
@@ -33,6 +34,7 @@ REQUIRED = {
     "predict_fn": ("ctx", "params", "batch", "rng"),
 }
 OPTIONAL = {
+    "encode_fn": ("ctx", "example"),
     "output_fn": ("ctx", "outputs"),
     "metric_fn": ("ctx", "examples", "predictions"),
     "load_examples": ("ctx", "split"),
@@ -43,6 +45,9 @@ OPTIONAL = {
     "update_state": ("ctx", "state", "params", "stats"),
     "run_fn": ("run",),
 }
+
+_GIVEN: dict[str, Callable[..., Any]] = {"collate_fn": stack_rows, "predict_fn": generate}
+"""What a plugin with an `encode_fn` need not have."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class LoadedPlugin:
     collate_fn: Callable[..., Any]
     loss_fn: Callable[..., Any]
     predict_fn: Callable[..., Any]
+    encode_fn: Callable[..., Any] | None = None
     output_fn: Callable[..., Any] | None = None
     metric_fn: Callable[..., Any] | None = None
     load_examples: Callable[..., Any] | None = None
@@ -176,6 +182,9 @@ def _functions(module: types.ModuleType, file: str) -> dict[str, Callable[..., A
     functions: dict[str, Callable[..., Any]] = {}
     for name, arguments in (REQUIRED | OPTIONAL).items():
         function = getattr(module, name, None)
+        if function is None and name in _GIVEN and hasattr(module, "encode_fn"):
+            functions[name] = _GIVEN[name]
+            continue
         if function is None:
             if name in REQUIRED:
                 similar = [

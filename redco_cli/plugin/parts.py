@@ -65,6 +65,29 @@ def pad(
     return padded, mask
 
 
+def stack_rows(ctx: Context, rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
+    """Encoded rows as one batch, each field padded to `data.max_length`: on the left for prompts, else on the right.
+
+    Args:
+        ctx: with the tokenizer; its stage says which side.
+        rows: name to 1-D array, of the same names, as `encode_fn` returns them or several in a row.
+
+    Returns:
+        Each field [B, L]: ids padded with the padding id, labels with `IGNORED_LABEL`, others with 0; and
+        `attention_mask`, 1 where a row has a token.
+    """
+    length = ctx.recipe.data.max_length
+    side: Literal["left", "right"] = "left" if ctx.stage == "predict" else "right"
+    fill = {"input_ids": padding_id(tokenizer_of(ctx)), "labels": IGNORED_LABEL}
+    batch: dict[str, NDArray[Any]] = {}
+    for name in rows[0]:
+        values, mask = pad([row[name] for row in rows], length, fill.get(name, 0), side)
+        batch[name] = values
+        if name == "input_ids":
+            batch["attention_mask"] = mask
+    return batch
+
+
 def tokenizer_of(ctx: Context) -> Any:
     """`ctx.tokenizer`, for a plugin that cannot do without.
 

@@ -121,6 +121,12 @@ class DataSection(Section):
     """Examples that evaluation, and prediction without `--input`, cover exactly once."""
     max_length: Positive = 512
     """Longest sequence in tokens; the built-in plugins cut longer examples."""
+    packing: bool | Literal["auto"] = "auto"
+    """Several texts in a row of `max_length` tokens, none of which sees another: for plugins with `encode_fn`, and
+    models that take `segment_ids` as the decoders of redco do. An example of `train.global_batch_size` is then such a
+    row, and an epoch all of them. `auto` packs where that can be."""
+    overflow: Literal["truncate", "split", "drop"] = "truncate"
+    """Of a text longer than `max_length` keep the beginning, all of it as several, or nothing; with `encode_fn`."""
     streaming: bool = False
     """Read the training data as it comes, without a local copy; it then has no known length."""
     shuffle: bool = True

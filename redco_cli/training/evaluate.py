@@ -76,7 +76,8 @@ def evaluate(
     chosen = job.eval_examples if examples is None else examples
     if chosen is None:
         raise no_eval_data(job)
-    values = _mean(job, mesh, step, variables, chosen, lambda count: done(count, len(chosen)))
+    rows = job.eval_rows if examples is None else job.rows_of(examples, "eval")
+    values = _mean(job, mesh, step, variables, rows, lambda count: done(count, len(rows)))
     if predict is not None:
         values |= call_metric(job.plugin, job.context("predict"), chosen, predict(variables, chosen))
     return values

@@ -233,7 +233,8 @@ class TrainingRun:
         if examples is None:
             last = self._step if self.evaluations.patience.is_over else self._setup.timeline.steps
             steps_left = range(self._step, last if steps is None else min(last, self._step + steps))
-            return device_batches(job, mesh, self._meter, job.train_examples, steps_left, job.recipe.seed, self._census)
+            return device_batches(job, mesh, self._meter, job.train_rows, steps_left, job.recipe.seed, self._census)
+        examples = job.rows_of(examples, "train")
         count = -(-len(examples) // job.recipe.train.global_batch_size) if steps is None else steps
         count = min(count, self._setup.timeline.steps - self._step)
         seed = int(np.random.SeedSequence((job.recipe.seed, self._step)).generate_state(1)[0])

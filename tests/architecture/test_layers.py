@@ -12,6 +12,7 @@ ROWS = [
     {"placement"},
     {"batch_sizes"},
     {"job"},
+    {"splits"},
     {"models"},
     {"plugin", "data", "runtime", "console"},
     {"recipe"},

@@ -1,6 +1,6 @@
 """What plugin tests share: a context for a built-in plugin, and a model whose logits are its parameters."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,7 @@ from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from redco_cli.plugin.contract import Context, Loss
 from redco_cli.plugin.parts import builtin, next_token_loss
 from redco_cli.recipe.schema import Recipe
+from redco_cli.splits import encoded_rows
 
 MakeContext = Callable[..., Context]
 
@@ -48,6 +49,11 @@ def context() -> MakeContext:
         return Context(model, ByteTokenizer() if tokenizer is None else tokenizer, chosen, recipe, stage)
 
     return make
+
+
+def collate(plugin: Any, ctx: Context, examples: Sequence[Any]) -> Any:
+    """A batch of a plugin with an `encode_fn`, as the core makes it of examples that were not encoded before."""
+    return plugin.collate_fn(ctx, encoded_rows(SimpleNamespace(file="p.py", encode_fn=plugin.encode_fn), ctx, examples))
 
 
 @pytest.fixture

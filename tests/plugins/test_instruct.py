@@ -9,6 +9,7 @@ from redco_cli.models.config.byte_tokenizer import EOS, PAD, ByteTokenizer
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin
 from redco_cli.row_notes import noting
+from tests.plugins.conftest import collate
 
 instruct = builtin("instruct")
 
@@ -54,7 +55,7 @@ def learned(tokenizer, row):
 def test_only_the_assistants_turns_and_their_end_are_learned(context, tokenizer):
     end = tokenizer.eos_token
     ctx = context("instruct", max_length=80, tokenizer=tokenizer)
-    batch = instruct.collate_fn(ctx, [{"messages": TURNS}])
+    batch = collate(instruct, ctx, [{"messages": TURNS}])
     said = tokenizer.decode(
         [i for i in batch["input_ids"][0] if i != tokenizer.pad_token_id], skip_special_tokens=False
     )
@@ -68,8 +69,8 @@ def test_only_the_assistants_turns_and_their_end_are_learned(context, tokenizer)
     assert batch["attention_mask"].sum() == prompt + 3 + middle + 2
     assert {rows.shape for rows in batch.values()} == {(1, 80)}
 
-    last = instruct.collate_fn(
-        context("instruct", max_length=80, tokenizer=tokenizer, train_on="last"), [{"messages": TURNS}]
+    last = collate(
+        instruct, context("instruct", max_length=80, tokenizer=tokenizer, train_on="last"), [{"messages": TURNS}]
     )
     assert learned(tokenizer, last["labels"][0]).strip(".") == f"2{end}"
 
@@ -83,20 +84,20 @@ def test_a_token_that_merges_prompt_and_answer_is_learned(context):
 
 def test_prompt_and_response_are_a_conversation_of_two(context):
     ctx = context("instruct", max_length=40, prompt="q", response="a")
-    pair = instruct.collate_fn(ctx, [{"q": "1+1", "a": "2"}])
-    turns = instruct.collate_fn(ctx, [{"messages": TURNS[3:]}])
+    pair = collate(instruct, ctx, [{"q": "1+1", "a": "2"}])
+    turns = collate(instruct, ctx, [{"messages": TURNS[3:]}])
     assert all((pair[name] == turns[name]).all() for name in pair)
 
 
 def test_what_follows_the_last_answer_is_left_out(context):
     ctx = context("instruct", max_length=80)
-    batch = instruct.collate_fn(ctx, [{"messages": [*TURNS, {"role": "user", "content": "bye"}]}, {"messages": TURNS}])
+    batch = collate(instruct, ctx, [{"messages": [*TURNS, {"role": "user", "content": "bye"}]}, {"messages": TURNS}])
     assert (batch["input_ids"][0] == batch["input_ids"][1]).all()
 
 
 def test_prediction_asks_for_the_last_answer(context):
     ctx = context("instruct", max_length=34, stage="predict")
-    batch = instruct.collate_fn(ctx, [{"messages": TURNS[3:]}, {"messages": TURNS[3:4]}, {"prompt": "a" * 50}])
+    batch = collate(instruct, ctx, [{"messages": TURNS[3:]}, {"messages": TURNS[3:4]}, {"prompt": "a" * 50}])
     rows = [ctx.tokenizer.decode([i for i in row if i != PAD], skip_special_tokens=False) for row in batch["input_ids"]]
     assert rows == ["user: 1+1<eos>assistant: "] * 2 + ["a" * 22 + "<eos>assistant: "]
     assert batch["input_ids"][0, 0] == PAD
@@ -113,7 +114,7 @@ def test_the_last_answer_is_the_reference(context):
 def test_rows_without_an_answer_or_without_loss_are_counted(context):
     examples = [{"prompt": "long" * 5, "response": "a"}, {"prompt": "q"}, {"prompt": "q", "response": "a"}]
     with noting() as notes:
-        batch = instruct.collate_fn(context("instruct", max_length=24), examples)
+        batch = collate(instruct, context("instruct", max_length=24), examples)
     assert [learned(ByteTokenizer(), row).strip(".") for row in batch["labels"]] == ["", "", "a<eos>"]
     assert notes == {
         "longer than data.max_length 24, and cut": [0],
@@ -124,7 +125,7 @@ def test_rows_without_an_answer_or_without_loss_are_counted(context):
 
 def test_a_tokenizer_without_a_template_is_refused(context):
     with pytest.raises(PluginError) as caught:
-        instruct.collate_fn(context("instruct", tokenizer=hf_tokenizer(None)), [{"messages": TURNS}])
+        collate(instruct, context("instruct", tokenizer=hf_tokenizer(None)), [{"messages": TURNS}])
     assert str(caught.value) == (
         "collate_fn: the tokenizer PreTrainedTokenizerFast has no chat template\n"
         "  -> name an instruction-tuned model's in model.tokenizer, or add a chat_template.jinja to its folder"
@@ -134,20 +135,20 @@ def test_a_tokenizer_without_a_template_is_refused(context):
 def test_a_template_that_rewrites_history_needs_the_last_turn_only(context):
     tokenizer = hf_tokenizer(FORGETFUL)
     with pytest.raises(PluginError) as caught:
-        instruct.collate_fn(context("instruct", tokenizer=tokenizer), [{"messages": TURNS}])
+        collate(instruct, context("instruct", tokenizer=tokenizer), [{"messages": TURNS}])
     assert str(caught.value) == (
         "collate_fn: the chat template changes what comes before message 3 when more follows, so the tokens of the "
         "answer cannot be told apart\n"
         "  -> set plugin.options.train_on: last, or mark the answers with {% generation %} in the chat template"
     )
     ctx = context("instruct", max_length=80, tokenizer=tokenizer, train_on="last")
-    assert learned(tokenizer, instruct.collate_fn(ctx, [{"messages": TURNS}])["labels"][0]).strip(".") == "2<e>"
+    assert learned(tokenizer, collate(instruct, ctx, [{"messages": TURNS}])["labels"][0]).strip(".") == "2<e>"
 
 
 @pytest.mark.parametrize("messages", ["hello", [{"role": "user", "text": "hi"}], [None]])
 def test_what_is_no_conversation_is_refused(context, messages):
     with pytest.raises(ExampleError) as caught:
-        instruct.collate_fn(context("instruct"), [{"messages": messages}])
+        collate(instruct, context("instruct"), [{"messages": messages}])
     assert str(caught.value) == (
         f"collate_fn: 'messages' holds {str(messages)!r}, which is no conversation\n"
         '  -> write [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
@@ -187,7 +188,7 @@ def test_what_is_no_conversation_is_refused(context, messages):
 )
 def test_what_a_conversation_may_not_hold_is_named(context, example, problem):
     with pytest.raises(ExampleError) as caught:
-        instruct.collate_fn(context("instruct"), [example])
+        collate(instruct, context("instruct"), [example])
     assert str(caught.value) == f"collate_fn: {problem}"
 
 

@@ -7,6 +7,7 @@ import pytest
 from redco_cli.models.config.byte_tokenizer import EOS, PAD
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin, held_out, standard_library
+from tests.plugins.conftest import collate
 
 
 def text_of(ids):
@@ -15,7 +16,7 @@ def text_of(ids):
 
 def test_causal_lm_ends_cuts_and_pads(context):
     plugin = builtin("causal_lm")
-    batch = plugin.collate_fn(context("causal_lm", max_length=6), [{"text": "abc"}, {"text": "abcdefgh"}])
+    batch = collate(plugin, context("causal_lm", max_length=6), [{"text": "abc"}, {"text": "abcdefgh"}])
     assert [text_of(row) for row in batch["input_ids"]] == ["abc$__", "abcdef"]
     assert [text_of(row) for row in batch["labels"]] == ["abc$..", "abcdef"]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 0, 0], [1] * 6]
@@ -25,7 +26,7 @@ def test_causal_lm_counts_what_is_predicted(context, logits_model):
     plugin = builtin("causal_lm")
     model = logits_model()
     ctx = context("causal_lm", max_length=6, model=model)
-    batch = plugin.collate_fn(ctx, [{"text": "abc"}, {"text": "abcdefgh"}])
+    batch = collate(plugin, ctx, [{"text": "abc"}, {"text": "abcdefgh"}])
     loss = plugin.loss_fn(ctx, jnp.zeros((2, 6, 260)), batch, None, True)
     assert loss.weight == 3 + 5
     assert loss.sum / loss.weight == pytest.approx(np.log(260), rel=1e-6)
@@ -35,11 +36,11 @@ def test_causal_lm_counts_what_is_predicted(context, logits_model):
 def test_causal_lm_continues_the_end_of_prompts(context):
     plugin = builtin("causal_lm")
     ctx = context("causal_lm", max_length=4, stage="predict", prompt="start")
-    batch = plugin.collate_fn(ctx, [{"start": "ab"}, {"start": "abcdef"}])
+    batch = collate(plugin, ctx, [{"start": "ab"}, {"start": "abcdef"}])
     assert [text_of(row) for row in batch["input_ids"]] == ["__ab", "cdef"]
     assert batch["attention_mask"].tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
     assert "labels" not in batch
-    assert text_of(plugin.collate_fn(ctx, [{"text": "xy"}])["input_ids"][0]) == "__xy"
+    assert text_of(collate(plugin, ctx, [{"text": "xy"}])["input_ids"][0]) == "__xy"
     assert plugin.output_fn(ctx, np.array([[104, 105, EOS, PAD]])) == ["hi"]
 
 

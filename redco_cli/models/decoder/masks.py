@@ -106,11 +106,14 @@ def attention_context(
     if config.alibi:
         counted = None if attention_mask is None else (jnp.cumsum(attention_mask, axis=1) - 1) * attention_mask
         standing = slots[None] if counted is None else _at(counted, slots, queries)
+        standing = positions if segment_ids is not None else standing  # small ones, as of a text alone, round alike
         bias = alibi_bias(standing, config.heads, rounded=config.alibi_rounded)
         bias = bias * config.attention_scale if config.alibi_rounded else bias
     if not config.ropes:
         return AttentionContext(queries, keys, seen, bias, None, None)
-    angles = [rotary_angles(rope, positions) for rope in config.ropes]
+    # Where texts share a row its length counts, so that none depends on how long its neighbours are.
+    length = jnp.max(positions) + 1 if segment_ids is None else jnp.int32(positions.shape[-1])
+    angles = [rotary_angles(rope, positions, length) for rope in config.ropes]
     if None in config.layer_ropes:
         angles.append((jnp.ones_like(angles[0][0]), jnp.zeros_like(angles[0][1])))
     cos, sin = (jnp.stack(kinds) for kinds in zip(*angles, strict=True))

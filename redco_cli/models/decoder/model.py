@@ -55,6 +55,11 @@ class DecoderModel:
         return config
 
     @property
+    def packs(self) -> bool:
+        """Whether several texts may share a row: it takes `segment_ids`."""
+        return True
+
+    @property
     def stacked(self) -> Mapping[str, int]:
         """Path of a parameter to how many of its first dims number layers and experts, where any do."""
         paths = flatten_dict(self.abstract, sep="/")

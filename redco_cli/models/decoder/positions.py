@@ -18,9 +18,15 @@ from redco_cli.models.decoder.config import Rope
 Array = Any
 
 
-def rotary_angles(rope: Rope, positions: Array) -> tuple[Array, Array]:
-    """Cosines and sines [B, S, P] of the angles at positions [B, S], float32, times the rope's magnitude."""
-    angles = positions[..., None].astype(jnp.float32) * _frequencies(rope, positions)
+def rotary_angles(rope: Rope, positions: Array, length: Array) -> tuple[Array, Array]:
+    """Cosines and sines [B, S, P] of the angles at positions [B, S], float32, times the rope's magnitude.
+
+    Args:
+        rope: which kind.
+        positions: of the tokens.
+        length: tokens of the text, for kinds that depend on it.
+    """
+    angles = positions[..., None].astype(jnp.float32) * _frequencies(rope, length)
     return jnp.cos(angles) * rope.magnitude, jnp.sin(angles) * rope.magnitude
 
 
@@ -79,7 +85,7 @@ def _series(heads: int) -> np.ndarray[Any, Any]:
     return slopes
 
 
-def _frequencies(rope: Rope, positions: Array) -> Array:
+def _frequencies(rope: Rope, length: Array) -> Array:
     """Radians per position [P]; traced only where they depend on the length of the sequence."""
     exponents = np.arange(0, rope.dims, 2, dtype=np.float32) / np.float32(rope.dims)
     plain = np.float32(1.0) / np.power(np.float32(rope.theta), exponents)
@@ -90,13 +96,13 @@ def _frequencies(rope: Rope, positions: Array) -> Array:
     if rope.kind == "yarn":
         return _yarn(rope, plain)
     if rope.kind == "dynamic":
-        length = jnp.maximum(jnp.max(positions) + 1, rope.positions).astype(jnp.float32)
+        length = jnp.maximum(length, rope.positions).astype(jnp.float32)
         growth = rope.factor * length / rope.positions - (rope.factor - 1)
         return 1.0 / (rope.theta * growth ** (rope.dims / (rope.dims - 2))) ** exponents
     if rope.kind == "longrope":
         short = plain / np.asarray(rope.short_factors, np.float32)
         long = plain / np.asarray(rope.long_factors, np.float32)
-        return jnp.where(jnp.max(positions) + 1 > rope.positions, long, short)
+        return jnp.where(length > rope.positions, long, short)
     return plain
 
 

@@ -1,0 +1,110 @@
+"""Every example of a split encoded once, in order; from then on it is read from disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from redco_cli.data.encoded.store import Collector, Encoded, forget_oldest, read_encoded
+from redco_cli.data.examples import Example
+from redco_cli.data.places import place_of, placed
+from redco_cli.errors import DataError, ExampleError, PluginError, StorageError
+from redco_cli.row_notes import noting
+
+Encode = Callable[[Example], Mapping[str, NDArray[Any]] | None]
+"""One example to 1-D arrays by name; None leaves it out."""
+LEFT_OUT, EMPTY = "left out by encode_fn", "without a token"
+_KEPT = 20
+"""Splits that stay encoded on disk, those that were used last."""
+
+
+def encoded_once(
+    encode: Encode,
+    examples: Sequence[Example],
+    *,
+    measure: str,
+    where: str,
+    kept_at: Path | None,
+    done: Callable[[int, int], None],
+) -> Encoded:
+    """All examples encoded: read where they were before, else encoded now and kept.
+
+    Args:
+        encode: the plugin's `encode_fn`, checked.
+        examples: of known length.
+        measure: the field whose length is that of a text.
+        where: the place of `encode_fn`.
+        kept_at: the directory in which exactly these examples, encoded by exactly this function, are kept; None for
+            examples of which that cannot be said.
+        done: told how many are encoded, of how many.
+
+    Raises:
+        DataError, PluginError: an example cannot be encoded, or all are left out.
+        StorageError: the disk is full.
+    """
+
+    def place(number: int) -> str:
+        return place_of(examples, number)
+
+    found = None if kept_at is None else read_encoded(kept_at, measure)
+    if found is None:
+        try:
+            found = _encoded(encode, examples, measure, kept_at, place, where, done)
+        except OSError as error:
+            problem = f"encoded data cannot be written: {error.strerror or error}"
+            remedy = "free space, or set REDCO_CACHE to a directory on another disk"
+            raise StorageError(str(kept_at), problem, remedy) from error
+        if kept_at is not None:
+            forget_oldest(kept_at.parent, _KEPT)
+    return dataclasses.replace(found, place=place)
+
+
+def _encoded(
+    encode: Encode,
+    examples: Sequence[Example],
+    measure: str,
+    kept_at: Path | None,
+    place: Callable[[int], str],
+    where: str,
+    done: Callable[[int, int], None],
+) -> Encoded:
+    notes = Counter[str]()
+    with Collector(measure, kept_at) as collector:
+        for number in range(len(examples)):
+            with noting() as noted:
+                try:
+                    text = encode(examples[number])
+                    collector.add(text)
+                except (ExampleError, PluginError) as error:
+                    error.row = 0 if error.row is None else error.row
+                    raise placed(error, functools.partial(_place_alone, place, number)) from error.__cause__
+                except ValueError as error:
+                    raise PluginError(
+                        where, f"{error}, from {place(number)}", "return the same fields always"
+                    ) from None
+            notes.update(noted.keys())
+            if text is None or not len(text[measure]):
+                notes[LEFT_OUT if text is None else EMPTY] += 1
+            done(number + 1, len(examples))
+        try:
+            return collector.finish(notes)
+        except ValueError as error:
+            problem = f"{error}: there is nothing to learn"
+            raise DataError(where, problem, "correct the data, or let encode_fn return tokens") from None
+
+
+def _place_alone(place: Callable[[int], str], number: int, _row: int) -> str:
+    return place(number)
+
+
+def described(lengths: NDArray[np.int64]) -> dict[str, int]:
+    """The distribution of lengths, in tokens: least, quarters, and the most."""
+    at = {"least": 0, "quarter": 25, "median": 50, "three quarters": 75, "95 %": 95, "most": 100}
+    return {name: int(np.percentile(lengths, share)) for name, share in at.items()} if len(lengths) else {}

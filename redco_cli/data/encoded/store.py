@@ -1,0 +1,189 @@
+"""Encoded texts, in memory or on disk: for each field all texts behind each other, and where each begins.
+
+On disk a directory holds `<field>.bin`, the numbers alone, `<field>.offsets.npy`, int64 [texts + 1], and `encoded.json`
+with the types of the fields and what was noted. It is written under another name and then moved there, so that one that
+exists is whole. Nothing of it is read before it is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+_DOCUMENT = "encoded.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The texts of a split, in the order of its examples; one that was left out is empty.
+
+    Attributes:
+        values: name of a field to the numbers of all texts [their sum].
+        offsets: name of a field to where each text begins in it, and the end of the last [texts + 1].
+        measure: the field whose length is that of a text.
+        notes: what was noted of texts, to how many.
+        place: the number of a text to where it is from.
+    """
+
+    values: Mapping[str, NDArray[Any]]
+    offsets: Mapping[str, NDArray[np.int64]]
+    measure: str
+    notes: Mapping[str, int] = field(default_factory=dict)
+    place: Callable[[int], str] = str
+
+    def __len__(self) -> int:
+        return len(self.offsets[self.measure]) - 1
+
+    def __getitem__(self, index: int) -> dict[str, NDArray[Any]]:
+        return {
+            name: np.asarray(values[self.offsets[name][index] : self.offsets[name][index + 1]])
+            for name, values in self.values.items()
+        }
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each text."""
+        lengths: NDArray[np.int64] = np.diff(self.offsets[self.measure])
+        return lengths
+
+
+def read_encoded(directory: Path, measure: str) -> Encoded | None:
+    """What a directory holds, mapped rather than read; None where there is none, or one of another version.
+
+    Args:
+        directory: that `write_encoded` made.
+        measure: the field whose length is that of a text.
+    """
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        document = json.loads((directory / _DOCUMENT).read_bytes())
+        if document["version"] != _VERSION:
+            return None
+        offsets = {name: np.load(directory / f"{name}.offsets.npy", mmap_mode="r") for name in document["fields"]}
+        values = {
+            name: _mapped(directory / f"{name}.bin", np.dtype(dtype), int(offsets[name][-1]))
+            for name, dtype in document["fields"].items()
+        }
+        os.utime(directory)
+        return Encoded(values, offsets, measure, document["notes"])
+    return None
+
+
+def _mapped(path: Path, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+    if path.stat().st_size != size * dtype.itemsize:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes")
+    return np.memmap(path, dtype, "r", shape=(size,)) if size else np.zeros(0, dtype)
+
+
+class Collector:
+    """Takes encoded texts one after the other; a context manager that leaves nothing behind when it is cut off."""
+
+    def __init__(self, measure: str, directory: Path | None) -> None:
+        """Makes nothing yet.
+
+        Args:
+            measure: the field whose length is that of a text.
+            directory: where the texts are to be kept; None for memory.
+        """
+        self._measure, self._directory = measure, directory
+        self._partial = None if directory is None else directory.with_name(f".{directory.name}-{secrets.token_hex(4)}")
+        self._parts: dict[str, list[NDArray[Any]]] = {}
+        self._files: dict[str, BinaryIO] = {}
+        self._ends: dict[str, list[int]] = {}
+        self._types: dict[str, np.dtype[Any]] = {}
+        self._skipped = 0  # before the first that is not
+
+    def __enter__(self) -> Collector:
+        if self._partial is not None:
+            self._partial.mkdir(parents=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+        if self._partial is not None:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+    def add(self, text: Mapping[str, NDArray[Any]] | None) -> None:
+        """Adds a text; None for one that is left out.
+
+        Raises:
+            ValueError: it has other fields, or of another type, than those before it.
+        """
+        if text is None:
+            for ends in self._ends.values():
+                ends.append(ends[-1])
+            self._skipped += not self._ends
+            return
+        if not self._types:
+            self._types = {name: value.dtype for name, value in text.items()}
+            self._ends = {name: [0] * (self._skipped + 1) for name in text}
+            self._parts = {name: [] for name in text}
+            if self._partial is not None:
+                self._files = {name: (self._partial / f"{name}.bin").open("wb") for name in text}
+        if {name: value.dtype for name, value in text.items()} != self._types:
+            given, first = (", ".join(map(str, one)) for one in (text, self._types))
+            raise ValueError(f"it has the fields {given}, but examples before it {first}, of one type each")
+        for name, value in text.items():
+            self._ends[name].append(self._ends[name][-1] + len(value))
+            if self._partial is None:
+                self._parts[name].append(value)
+            else:
+                self._files[name].write(np.ascontiguousarray(value).tobytes())
+
+    def finish(self, notes: Mapping[str, int]) -> Encoded:
+        """All texts, on disk where they are kept there.
+
+        Args:
+            notes: what was noted of them, to how many.
+
+        Raises:
+            ValueError: all were left out.
+            OSError: the disk is full.
+        """
+        if not self._types:
+            raise ValueError("every example is left out")
+        offsets = {name: np.array(ends, np.int64) for name, ends in self._ends.items()}
+        if self._partial is None or self._directory is None:
+            values = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+            return Encoded(values, offsets, self._measure, dict(notes))
+        for name, file in self._files.items():
+            file.close()
+            np.save(self._partial / f"{name}.offsets.npy", offsets[name])
+        fields = {name: dtype.str for name, dtype in self._types.items()}
+        document = {"version": _VERSION, "fields": fields, "notes": dict(notes)}
+        (self._partial / _DOCUMENT).write_text(json.dumps(document))
+        if read_encoded(self._directory, self._measure) is None:
+            shutil.rmtree(self._directory, ignore_errors=True)  # it is damaged
+        with contextlib.suppress(OSError):  # another process was faster: what it wrote is the same
+            self._partial.rename(self._directory)
+        found = read_encoded(self._directory, self._measure)
+        if found is None:
+            raise OSError(f"{self._directory} cannot be read back")
+        return found
+
+
+def forget_oldest(directory: Path, kept: int) -> None:
+    """Deletes what was used longest ago among the directories of a cache.
+
+    Args:
+        directory: that holds them.
+        kept: how many stay.
+    """
+    found = sorted(_entries(directory), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in found[kept:]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _entries(directory: Path) -> Iterable[Path]:
+    return [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []

@@ -1,0 +1,249 @@
+"""The examples of a split, found, and the rows that a loss reads: encoded once, cut, and packed where that can be.
+
+A plugin without an `encode_fn` reads the examples themselves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from redco_cli.console import CountProgress, note, warn
+from redco_cli.data.encoded.encode import encoded_once
+from redco_cli.data.encoded.rows import IDS, LABELS, Row, Rows
+from redco_cli.data.examples import check_examples, is_indexed
+from redco_cli.data.reader import Rows as Read
+from redco_cli.data.resumable import ResumableStream, is_resumable
+from redco_cli.data.source import load_source
+from redco_cli.data.stream import is_seekable
+from redco_cli.errors import DataError, ExampleError, PluginError, RecipeError
+from redco_cli.plugin.calls import call_encode
+from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example, Stage
+from redco_cli.plugin.examples import guard_examples, reading
+from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.load import LoadedPlugin
+from redco_cli.plugin.sources import plugin_files
+from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.recipe.schema import Recipe, SourceSection
+from redco_cli.row_notes import NOTHING_REMEDY, WITHOUT_LOSS, RowCounts, note_rows, noting
+from redco_cli.runtime.cache import cache_directory
+from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
+from redco_cli.version import __version__
+
+_TOLD = 2000
+"""Examples from which on the progress of encoding is shown."""
+
+
+def find_examples(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, split: str) -> Any:
+    """The examples of a split from the recipe, else from the plugin, else None.
+
+    Args:
+        loaded: the recipe.
+        plugin: with or without `load_examples`.
+        ctx: what that is told, for the stage of the split.
+        split: `train` or `eval`.
+
+    Raises:
+        DataError, PluginError: the data cannot be read.
+    """
+    key = f"data.{split}"
+    source: SourceSection | None = getattr(loaded.recipe.data, split)
+    if source is not None:
+        streaming = loaded.recipe.data.streaming and split == "train"
+        tell, directory = _warner(loaded.where(key)), loaded.directory
+        return load_source(source, key, streaming=streaming, directory=directory, where=loaded.where, tell=tell)
+    if plugin.load_examples is None:
+        return None
+    where = f"{plugin.file}: load_examples"
+    with guarded(where, f"load_examples(ctx, {split!r})", plugin.file):
+        examples = plugin.load_examples(ctx, split)
+        if examples is None:
+            return None
+        examples = check_examples(examples, where)
+        if not is_indexed(examples) and is_resumable(examples):
+            examples = ResumableStream(examples, lambda: reading(plugin.file), _warner(where))
+    if split == "eval" and not is_indexed(examples):
+        problem = "the eval examples have no length, and each must be evaluated exactly once"
+        raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")
+    return examples if is_seekable(examples) else guard_examples(examples, plugin.file)
+
+
+def _warner(where: str) -> Callable[[str], None]:
+    """Warns of something at a place."""
+    return lambda text: warn(f"{where}: {text}")
+
+
+def refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
+    """Refuses a job that asks for what only eval examples can give."""
+    if "train" not in stages:
+        if "eval" in stages:
+            remedy = "give data.eval.path and data.eval.data_files, or let load_examples(ctx, 'eval') return examples"
+            raise DataError(loaded.where("data.eval"), "there is nothing to evaluate", remedy)
+        raise DataError(loaded.where("data.eval"), "there is nothing to predict", "give --input FILE, or add data.eval")
+    section = loaded.recipe.eval
+    asked = [key for key in ("every", "at_start", "predict", "patience") if getattr(section, key)]
+    if asked:
+        remedy = "add data.eval, or let load_examples(ctx, 'eval') return examples"
+        raise DataError(loaded.where(f"eval.{asked[0]}"), "there is no eval data", remedy)
+
+
+def refuse_unencoded(
+    recipe: Recipe, plugin: LoadedPlugin, models: Mapping[str, Any], where: Callable[[str], str]
+) -> None:
+    """Refuses what a recipe says of lengths where nobody knows them.
+
+    Args:
+        recipe: its `data` section.
+        plugin: with or without an `encode_fn`.
+        models: all of the run.
+        where: dotted recipe key to its place.
+
+    Raises:
+        RecipeError: naming the key, and what is in its way.
+    """
+    data = recipe.data
+    if plugin.encode_fn is None:
+        remedy = "leave it out, or define encode_fn(ctx, example) in the plugin"
+        for key, asked in (("packing", data.packing is True), ("overflow", data.overflow != "truncate")):
+            if asked:
+                problem = f"{getattr(data, key)} given, but {plugin.file} has no encode_fn, and pads and cuts by itself"
+                raise RecipeError(where(f"data.{key}"), problem, remedy)
+        return
+    if data.packing is True and not _packs(models):
+        problem = "true given, but a model takes no segment_ids: texts in a row would see each other"
+        raise RecipeError(where("data.packing"), problem, "leave it out; the decoders of redco pack")
+    if data.streaming and (data.packing is True or data.overflow != "truncate"):
+        key = "packing" if data.packing is True else "overflow"
+        problem = f"{getattr(data, key)} given, but the data are streamed: their lengths are not known before"
+        raise RecipeError(where(f"data.{key}"), problem, "leave it out, or set data.streaming: false")
+
+
+def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, kept: bool = True) -> Any:
+    """The rows that a loss reads.
+
+    Args:
+        plugin: with or without an `encode_fn`.
+        ctx: for the stage; with the model, which decides whether texts share rows.
+        examples: of a split.
+        where: the place of the split, for what is said of its texts.
+        kept: whether what is encoded is kept on disk.
+
+    Returns:
+        The examples themselves where the plugin has no `encode_fn`, or where they are streamed.
+
+    Raises:
+        DataError, PluginError: an example cannot be encoded, or there is nothing to learn.
+        StorageError: the disk is full.
+    """
+    if plugin.encode_fn is None or examples is None or not is_indexed(examples):
+        return examples
+    data, place = ctx.recipe.data, f"{plugin.file}: encode_fn"
+    packed = data.packing is not False and _packs(ctx.models)
+    kept_at = _kept_at(plugin, ctx, examples) if kept else None
+    if kept_at is not None and not is_main_process():
+        process_allgather("encoded")  # on a disk that they share, others read what the first has written
+    with CountProgress(f"encoding {ctx.stage} data", len(examples)) as progress:
+
+        def done(count: int, total: int) -> None:
+            if total >= _TOLD:
+                progress.update(count)
+
+        encoded = encoded_once(
+            lambda example: call_encode(plugin, ctx, example),
+            examples,
+            measure=IDS,
+            where=place,
+            kept_at=kept_at,
+            done=done,
+        )
+    if kept_at is not None and is_main_process():
+        process_allgather("encoded")
+    if packed:
+        _check_aligned(encoded, place)
+    rows = Rows(encoded, data.max_length, data.overflow, packed=packed, ignored=IGNORED_LABEL)
+    counts = RowCounts(len(encoded), rows.notes())
+    if problem := counts.nothing_to_learn():
+        raise DataError(where, problem, NOTHING_REMEDY)
+    if line := counts.line():
+        note(f"{where}: {line}")
+    return rows
+
+
+def _packs(models: Mapping[str, Any]) -> bool:
+    return all(getattr(model, "packs", False) for model in models.values())
+
+
+def encoded_rows(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> list[Mapping[str, Any]]:
+    """The examples of a batch as rows: those that were not encoded before are now, and cut; prompts keep their end.
+
+    Raises:
+        ExampleError, PluginError: an example cannot be encoded; `row` says which one.
+    """
+    rows: list[Mapping[str, Any]] = []
+    for number, example in enumerate(examples):
+        try:
+            rows.append(example if isinstance(example, Row) else _encoded_now(plugin, ctx, example, number))
+        except (ExampleError, PluginError) as error:
+            error.row = number
+            raise
+    return rows
+
+
+def _encoded_now(plugin: LoadedPlugin, ctx: Context, example: Example, number: int) -> Row:
+    with noting() as noted:
+        fields, length = call_encode(plugin, ctx, example), ctx.recipe.data.max_length
+    for what in noted:
+        note_rows(what, [number])
+    if fields is None:
+        problem = "encode_fn leaves this example out, but each one is needed here"
+        raise ExampleError("encode_fn", problem, "return an empty list of input_ids, or leave it out of the data")
+    size = len(fields[IDS])
+    if size > length:
+        note_rows(f"longer than data.max_length {length}, and cut", [number])
+        kept = slice(size - length, None) if ctx.stage == "predict" else slice(length)
+        fields = {name: field[kept] if len(field) == size else field for name, field in fields.items()}
+    if LABELS in fields and (fields[LABELS][1:] == IGNORED_LABEL).all():
+        note_rows(WITHOUT_LOSS, [number])
+    return Row(fields)
+
+
+def _check_aligned(encoded: Any, where: str) -> None:
+    for name, offsets in encoded.offsets.items():
+        if not np.array_equal(offsets, encoded.offsets[IDS]):
+            problem = f"{name} is not as long as {IDS}, so that texts cannot share a row"
+            raise PluginError(where, problem, "return fields of one length, or set data.packing: false")
+
+
+def _kept_at(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> Path | None:
+    """Where these examples are kept, encoded by this plugin with this tokenizer; None where that cannot be told."""
+    data = _identity_of(examples)
+    if data is None:
+        return None
+    files = {name: path.read_bytes() for name, path in plugin_files(plugin).items()} or {
+        "": Path(plugin.file).read_bytes()
+    }
+    recipe = ctx.recipe.model_dump(mode="json", include={"data", "model", "plugin"})
+    document = [__version__, data, ctx.stage, recipe, _identity_of_tokenizer(ctx.tokenizer)]
+    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
+    for name, text in sorted(files.items()):
+        digest.update(f"{name}\0".encode() + text)
+    return cache_directory().parent / "encoded" / digest.hexdigest()[:32]
+
+
+def _identity_of(examples: Sequence[Example]) -> str | None:
+    """What `datasets` makes of the files and all that was done to them; None for a plugin's own examples."""
+    return str(examples.dataset._fingerprint) if isinstance(examples, Read) else None
+
+
+def _identity_of_tokenizer(tokenizer: Any) -> Any:
+    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is not None:
+        return [fast.to_str(), tokenizer.chat_template, str(tokenizer.special_tokens_map)]
+    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
+    return [repr(tokenizer), sorted(vocabulary.items()), str(getattr(tokenizer, "chat_template", None))]

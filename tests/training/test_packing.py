@@ -1,0 +1,182 @@
+"""Texts that share a row: the loss and gradient of each text alone, whatever attention; and runs that pack."""
+
+import json
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redco_cli import predict, train
+from redco_cli.data.encoded.encode import encoded_once
+from redco_cli.data.encoded.rows import Rows
+from redco_cli.errors import RedcoError
+from redco_cli.models.decoder.model import build_decoder
+from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.plugin.parts import stack_rows
+from redco_cli.run import validate
+from redco_cli.training.records.metrics import read_records
+from tests.models.decoder.pairs import abstract_decoder, hf_config
+from tests.training.tiny import final_state
+
+LENGTHS = (9, 3, 14, 1, 6, 11, 2, 7)
+KINDS = {
+    "bloom": {},
+    "gemma2": {"sliding_window": 4},
+    "llama": {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 8},
+    "opt": {},
+    "gpt2": {},
+    "mistral": {"sliding_window": 3},
+    "mixtral": {},
+}
+"""A kind of position, window or cap of attention each."""
+SLOW = frozenset({"gpt2", "mistral", "mixtral"})
+RECIPE = """
+model: {config: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2,
+  num_attention_heads: 4, num_key_value_heads: 2}, task: causal_lm, tokenizer: byte}
+data:
+  train: {path: json, data_files: train.jsonl}
+  eval: {path: json, data_files: train.jsonl, limit: 7}
+  max_length: 16
+plugin: {module: causal_lm}
+train: {global_batch_size: 8, micro_batch_size: 8, steps: 4, learning_rate: 1e-2}
+eval: {every: 2, predict: true}
+predict: {generation: {max_new_tokens: 2}}
+logging: {every: 1, plot: false}
+mesh: {data: 1}
+output_dir: run
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A recipe with 40 texts of 1 to 18 tokens."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    texts = [{"text": "xyz"[number % 3] * (number * 7 % 18)} for number in range(40)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in KINDS]
+)
+def test_texts_in_a_row_teach_what_they_teach_alone(family):
+    module, abstract = abstract_decoder(hf_config(family, **KINDS[family]))
+    model = build_decoder(
+        module.config, config=None, dtype="float32", generation_config=None, where="here", kernel="plain"
+    )
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: jnp.asarray(0.2 * rng.normal(size=leaf.shape), leaf.dtype), abstract)
+    texts = [{"ids": rng.integers(24, 60, length)} for length in LENGTHS]
+    ctx = SimpleNamespace(
+        stage="train",
+        tokenizer=SimpleNamespace(pad_token_id=3),
+        recipe=SimpleNamespace(data=SimpleNamespace(max_length=16)),
+    )
+
+    def encode(example):
+        ids = example["ids"].astype(np.int32)
+        return {"input_ids": ids, "labels": np.where(ids % 4, ids, IGNORED_LABEL).astype(np.int32)}
+
+    def result(packed):
+        encoded = encoded_once(encode, texts, measure="input_ids", where="p.py", kept_at=None, done=lambda *_: None)
+        rows = Rows(encoded, 16, "truncate", packed=packed, ignored=IGNORED_LABEL)
+        batch = stack_rows(ctx, list(rows))
+
+        def loss(params):
+            found = model.next_token_loss(params, **batch)
+            return found.sum, (found.weight, found.metrics["accuracy"])
+
+        return len(rows), *jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    (few, one, one_gradient), (many, other, other_gradient) = result(True), result(False)
+    assert (few, many) == (4, 8)
+    assert one[1] == other[1]
+    np.testing.assert_allclose(one[0], other[0], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), one_gradient, other_gradient)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_packed_run(capfd):
+    document, sequences = validate("recipe.yaml")
+    found = document["encoded"]["train"]
+    assert document["examples"] == {"train": 40, "eval": 7}
+    assert found["packed"]
+    assert 21 <= found["rows"] <= 24
+    assert found["filled"] > 0.9
+    assert found["tokens"] == {"least": 1, "quarter": 4, "median": 9, "three quarters": 14, "95 %": 17, "most": 18}
+    assert "segment_ids int32[8, 16]" in document["batch"]
+    assert [one.title for one in sequences] == ["training example 1", "training example 2"]
+    outcome = train("recipe.yaml", ["train.steps=1 epoch"])
+    assert outcome.step == 3
+    assert "longer than data.max_length 16, and cut" in capfd.readouterr().err
+    alone = train("recipe.yaml", ["data.packing=false", "train.steps=1", "output_dir=alone", "train.learning_rate=0"])
+    first = train("recipe.yaml", ["train.steps=1", "output_dir=first", "train.learning_rate=0"])
+    assert first.evaluations[-1][1] == pytest.approx(alone.evaluations[-1][1], rel=1e-6)
+    assert len(predict("run").read_text().splitlines()) == 7
+
+
+@pytest.mark.usefixtures("project")
+def test_a_packed_run_is_continued_exactly():
+    train("recipe.yaml", ["output_dir=whole", "checkpoint.every=1"])
+    train("recipe.yaml", ["train.steps=2", "train.schedule=constant", "output_dir=part"])
+    train("recipe.yaml", ["train.steps=4", "train.schedule=constant", "output_dir=part"])
+    train("recipe.yaml", ["train.steps=4", "train.schedule=constant", "output_dir=once"])
+    part, once = final_state("part", 4), final_state("once", 4)
+    assert part.keys() == once.keys()
+    for name, value in once.items():
+        np.testing.assert_array_equal(part[name], value, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+def test_any_mesh_gives_what_one_device_gives():
+    expected = [record["loss"] for record in train_records("one", "{data: 1}")]
+    for name, mesh in {
+        "data": "{data: 8}",
+        "cube": "{data: 2, fsdp: 2, tensor: 2}",
+        "fsdp": "{fsdp: 4, data: 2}",
+    }.items():
+        found = [record["loss"] for record in train_records(name, mesh)]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def train_records(name, mesh):
+    train("recipe.yaml", [f"output_dir={name}", f"mesh={mesh}"])
+    return [record for record in read_records(f"{name}/metrics.jsonl") if record["kind"] == "train"]
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["plugin.module=python_source", "data.packing=true"],
+            "data.packing: True given, but SHIPPED/plugins/python_source.py has no encode_fn, and pads and cuts by ",
+        ),
+        (["plugin.module=python_source", "data.overflow=drop"], "data.overflow: drop given, but "),
+        (
+            ["model.implementation=hf_flax", "data.packing=true"],
+            "data.packing: true given, but a model takes no segment_ids: texts in a row would see each other",
+        ),
+        (
+            ["data.streaming=true", "data.overflow=split"],
+            "data.overflow: split given, but the data are streamed: their lengths are not known before",
+        ),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(overrides, message):
+    with pytest.raises(RedcoError) as caught:
+        validate("recipe.yaml", overrides)
+    start, _, rest = message.partition("SHIPPED")
+    assert start in str(caught.value)
+    assert rest in str(caught.value)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_model_that_cannot_is_not_packed():
+    found = validate("recipe.yaml", ["model.implementation=hf_flax"])[0]["encoded"]["train"]
+    assert not found["packed"]
+    assert found["rows"] == 40
