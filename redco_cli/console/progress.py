@@ -74,8 +74,19 @@ class TrainProgress:
         tokens_per_second: float | None,
         examples_per_second: float,
         extra: Mapping[str, float] | None = None,
+        padding: float | None = None,
     ) -> None:
-        """Shows the state after optimizer step `step`; `tokens_per_second` is None where tokens are not counted."""
+        """Shows the state after optimizer step `step`.
+
+        Args:
+            step: optimizer steps done.
+            loss: of the step.
+            learning_rate: likewise.
+            tokens_per_second: None where tokens are not counted.
+            examples_per_second: the same of examples.
+            extra: further numbers.
+            padding: share of positions without a token, from 0 to 1; shown where it is more than a hundredth.
+        """
         self._end_phase()
         self._step = step
         self._marks.append((self._clock() - self._compile_seconds - self._phase_seconds, step))
@@ -84,6 +95,8 @@ class TrainProgress:
         fields.append(_Field(5, "lr", f"{learning_rate:.1e}"))
         if tokens_per_second is not None:
             fields.append(_Field(4, "", compact(tokens_per_second), "tokens/s"))
+        if padding is not None and padding > 0.01:
+            fields.append(_Field(7, "", f"{padding:.0%}", "padding"))
         fields.append(_Field(6, "", compact(examples_per_second), "examples/s"))
         self._fields = fields
         if not self._live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
@@ -26,8 +27,9 @@ from redco_cli.training.records.metrics import Meter
 
 READ_AHEAD = 2
 """Batches that are on the devices, or on their way, before they are needed."""
-DeviceBatch = tuple[dict[str, jax.Array], tuple[int, int | None]]
-"""Arrays with leading dims [micro-batches, examples], and how many examples and tokens they hold (None: no tokens)."""
+DeviceBatch = tuple[dict[str, jax.Array], tuple[int, int | None, int]]
+"""Arrays with leading dims [micro-batches, examples], and how many examples and tokens they hold (None: no tokens), in
+how many positions."""
 
 
 def open_census(job: Job, steps: int, step: int) -> RowCensus:
@@ -102,10 +104,11 @@ def device_batches(
                 if batch is None:
                     break
                 tokens = sum_over_processes("train batch", batch, 2, job.collate_place, _tokens(batch, counted))
+                positions = plan.global_batch_size * math.prod(np.shape(batch.get("input_ids", ()))[2:])
                 step += 1
                 if census is not None and step * plan.global_batch_size >= census.stop:
                     census.finish()
-                ahead.append((put(batch, batch_sharding(mesh, dim=1)), (plan.global_batch_size, tokens)))
+                ahead.append((put(batch, batch_sharding(mesh, dim=1)), (plan.global_batch_size, tokens, positions)))
             if not ahead:
                 return
             yield ahead.popleft()

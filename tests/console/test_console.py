@@ -257,13 +257,13 @@ def test_training_in_plain_lines(plain, clock):
         with progress.compiling("train step", "first batch of shape [8, 128]"):
             clock.now += 12.34
         clock.now += 10
-        progress.update(10, 5.5, 3e-4, 12_345.0, 48.1)
+        progress.update(10, 5.5, 3e-4, 12_345.0, 48.1, padding=0.874)
         clock.now += 20
         progress.update(20, 1.2341, 2.5e-5, None, 1234.5, {"accuracy": 0.5})
     assert said(plain) == (
         "compiling train step (first batch of shape [8, 128])\n"
         "compiled train step in 12s\n"
-        "step 10/1000  loss 5.500  lr 3.0e-04  12.3k tokens/s  48.1 examples/s  eta 16m30s\n"
+        "step 10/1000  loss 5.500  lr 3.0e-04  12.3k tokens/s  48.1 examples/s  87% padding  eta 16m30s\n"
         "step 20/1000  loss 1.234  accuracy 0.5000  lr 2.5e-05  1.23k examples/s  eta 24m30s\n"
     )
 

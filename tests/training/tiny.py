@@ -85,7 +85,7 @@ logging: {every: 1, plot: false}
 mesh: {data: 1}
 output_dir: run
 """
-_TIMED = ("time", "examples_per_second", "tokens_per_second", "input_wait")
+_TIMED = ("time", "examples_per_second", "tokens_per_second", "input_wait", "padding")
 
 
 def write_project(directory: Path) -> None:

@@ -6,7 +6,8 @@
 
 `kind` is `train`, `eval` or `run` (what concerns the run as a whole: what it started with, what an outer loop logs);
 `time` is seconds since 1970. Beside the loss and the plugin's metrics a `train` record has `weight`, `grad_norm`,
-`learning_rate`, speed, `skipped` (steps so far that were not finite) and `compilations` (for how many shapes of batches
+`learning_rate`, speed (of tokens that are no padding), `padding` (the share of positions that are, since the record
+before), `skipped` (steps so far that were not finite) and `compilations` (for how many shapes of batches
 this process has compiled the train step so far: 1, unless they vary).
 
 Floats are written such that they read back to the same bits. JSON has no word for a number that is not finite, so it
@@ -54,12 +55,14 @@ class Rates:
         examples_per_second: nan, like all rates, for a window that took no time.
         input_wait: share of the time spent waiting for the next batch, from 0 to 1.
         seconds: length of the window.
+        padding: share of the positions computed that hold no token, from 0 to 1; None where tokens are not counted.
     """
 
     tokens_per_second: float | None
     examples_per_second: float
     input_wait: float
     seconds: float
+    padding: float | None = None
 
 
 class Meter:
@@ -78,13 +81,15 @@ class Meter:
         self._began = self._clock()
         self._examples = 0
         self._tokens: float | None = None
+        self._positions = 0
         self._excluded = self._waited = 0.0
 
-    def add(self, examples: int, tokens: float | None = None) -> None:
-        """Counts the examples of one step and, where tokens are counted, its tokens."""
+    def add(self, examples: int, tokens: float | None = None, positions: int = 0) -> None:
+        """Counts the examples of one step and, where tokens are counted, its tokens and the positions they stand in."""
         self._examples += examples
         if tokens is not None:
             self._tokens = (self._tokens or 0) + tokens
+            self._positions += positions
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -113,10 +118,12 @@ class Meter:
         """The speed since the last call (at first: since the start), and begins the next window."""
         seconds = self._clock() - self._began - self._excluded
         tokens, examples, waited = self._tokens, self._examples, self._waited
+        padding = None if tokens is None or not self._positions else 1 - tokens / self._positions
         self._reset()
         if seconds <= 0:
-            return Rates(None if tokens is None else math.nan, math.nan, math.nan, 0.0)
-        return Rates(None if tokens is None else tokens / seconds, examples / seconds, waited / seconds, seconds)
+            return Rates(None if tokens is None else math.nan, math.nan, math.nan, 0.0, padding)
+        speed = None if tokens is None else tokens / seconds
+        return Rates(speed, examples / seconds, waited / seconds, seconds, padding)
 
 
 class Recorder:

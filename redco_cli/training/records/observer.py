@@ -71,10 +71,16 @@ class Observer:
         speed = {"examples_per_second": rates.examples_per_second, "input_wait": rates.input_wait}
         if rates.tokens_per_second is not None:
             speed["tokens_per_second"] = rates.tokens_per_second
+        padding = {} if rates.padding is None else {"padding": rates.padding}
         counted = {"weight": weight, "skipped": skipped, "compilations": compilations}
-        self._recorder.record(step, "train", {**metrics, **counted, **speed})
+        self._recorder.record(step, "train", {**metrics, **counted, **speed, **padding})
         self._progress.update(
-            step, metrics["loss"], metrics["learning_rate"], rates.tokens_per_second, rates.examples_per_second
+            step,
+            metrics["loss"],
+            metrics["learning_rate"],
+            rates.tokens_per_second,
+            rates.examples_per_second,
+            padding=rates.padding,
         )
 
     def end_piece(self) -> dict[str, float]:

@@ -44,6 +44,14 @@ def test_rates_leave_out_what_is_no_training(clock):
     assert meter.read() == Rates(tokens_per_second=40.0, examples_per_second=3.2, input_wait=0.2, seconds=10.0)
 
 
+def test_padding_is_what_holds_no_token(clock):
+    meter = Meter(clock)
+    for tokens in (30, 50):
+        clock.now += 1
+        meter.add(2, tokens, positions=64)
+    assert meter.read() == Rates(40.0, 2.0, 0.0, 2.0, padding=0.375)
+
+
 def test_each_reading_begins_a_window(clock):
     meter = Meter(clock)
     clock.now += 10

@@ -19,7 +19,7 @@ def losses(directory: str, kind: str = "train") -> dict[int, float]:
 
 
 def comparable(directory: str) -> list[dict[str, object]]:
-    timed = {"time", "examples_per_second", "tokens_per_second", "input_wait"}
+    timed = {"time", "examples_per_second", "tokens_per_second", "input_wait", "padding"}
     records = read_records(Path(directory) / "metrics.jsonl")
     return [{key: value for key, value in record.items() if key not in timed} for record in records]
 
