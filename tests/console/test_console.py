@@ -263,7 +263,7 @@ def test_training_in_plain_lines(plain, clock):
     assert said(plain) == (
         "compiling train step (first batch of shape [8, 128])\n"
         "compiled train step in 12s\n"
-        "step 10/1000  loss 5.500  lr 3.0e-04  12.3k tokens/s  48.1 examples/s  87% padding  eta 16m30s\n"
+        "step 10/1000  loss 5.500  lr 3.0e-04  12.3k tokens/s  87% padding  48.1 examples/s  eta 16m30s\n"
         "step 20/1000  loss 1.234  accuracy 0.5000  lr 2.5e-05  1.23k examples/s  eta 24m30s\n"
     )
 
