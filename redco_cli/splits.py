@@ -23,13 +23,14 @@ from redco_cli.data.source import load_source
 from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, ExampleError, PluginError, RecipeError
 from redco_cli.plugin.calls import call_encode
+from redco_cli.plugin.code.digests import encoding_code
 from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example, Stage
 from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
-from redco_cli.plugin.sources import plugin_files
+from redco_cli.recipe.data import SourceSection
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.schema import Recipe, SourceSection
+from redco_cli.recipe.schema import Recipe
 from redco_cli.row_notes import NOTHING_REMEDY, WITHOUT_LOSS, RowCounts, note_rows, noting
 from redco_cli.runtime.cache import cache_directory
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
@@ -221,17 +222,12 @@ def _check_aligned(encoded: Any, where: str) -> None:
 
 def _kept_at(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> Path | None:
     """Where these examples are kept, encoded by this plugin with this tokenizer; None where that cannot be told."""
-    data = _identity_of(examples)
-    if data is None:
+    data, code = _identity_of(examples), encoding_code(plugin)
+    if data is None or not code:
         return None
-    files = {name: path.read_bytes() for name, path in plugin_files(plugin).items()} or {
-        "": Path(plugin.file).read_bytes()
-    }
-    recipe = ctx.recipe.model_dump(mode="json", include={"data", "model", "plugin"})
-    document = [__version__, data, ctx.stage, recipe, _identity_of_tokenizer(ctx.tokenizer)]
+    recipe = ctx.recipe.model_dump(mode="json", include={"data": {"max_length"}, "model": True, "plugin": True})
+    document = [__version__, data, ctx.stage, recipe, code, _identity_of_tokenizer(ctx.tokenizer)]
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
-    for name, text in sorted(files.items()):
-        digest.update(f"{name}\0".encode() + text)
     return cache_directory().parent / "encoded" / digest.hexdigest()[:32]
 
 

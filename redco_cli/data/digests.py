@@ -31,7 +31,7 @@ from redco_cli.data.examples import Examples, is_indexed
 from redco_cli.data.files import find_files, find_path
 from redco_cli.data.reader import FILE_FORMATS
 from redco_cli.errors import DataError, RedcoError
-from redco_cli.recipe.schema import SourceSection
+from redco_cli.recipe.data import SourceSection
 
 CACHE_NAME = ".data-digests.json"
 """The file in an output directory that keeps the digests of data files."""

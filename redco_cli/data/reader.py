@@ -18,9 +18,9 @@ from redco_cli.data.jsonl import find_fault
 from redco_cli.data.places import file_place
 from redco_cli.data.verbatim import keep_text
 from redco_cli.errors import DataError
+from redco_cli.recipe.data import SourceSection
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.load import shown
-from redco_cli.recipe.schema import SourceSection
 
 FILE_FORMATS = ("json", "csv", "parquet", "text", "arrow")
 """What `path` may name besides a directory and a hub id; `data_files` then says which files."""

@@ -13,7 +13,7 @@ from redco_cli.data.reader import FILE_FORMATS, Reader, Rows, library
 from redco_cli.data.resumable import ResumableStream
 from redco_cli.data.verbatim import READ_ALIKE
 from redco_cli.errors import DataError
-from redco_cli.recipe.schema import SourceSection
+from redco_cli.recipe.data import SourceSection
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from redco_cli.recipe.data import SourceSection
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.schema import ModelSection, OtherModelSection, Recipe, SourceSection
+from redco_cli.recipe.schema import ModelSection, OtherModelSection, Recipe
 
 Model = TypeVar("Model", ModelSection, OtherModelSection)
 

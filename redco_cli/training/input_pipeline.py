@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
@@ -23,7 +22,7 @@ from redco_cli.runtime.mesh import batch_sharding, counted_rows, local_rows, put
 from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.runtime.peers.census import RowCensus
 from redco_cli.runtime.peers.multihost import is_main_process
-from redco_cli.training.records.metrics import Meter
+from redco_cli.training.records.speed import Meter
 
 READ_AHEAD = 2
 """Batches that are on the devices, or on their way, before they are needed."""
@@ -72,8 +71,7 @@ def device_batches(
         census: takes what is noted of rows, where these are counted.
         done: optimizer steps before the first batch of the stream.
     """
-    recipe, collate = job.recipe, job.collate("train")
-    micro = micro_batch_size(recipe)
+    recipe, collate, micro = job.recipe, job.collate("train"), micro_batch_size(job.recipe)
     plan = BatchPlan(recipe.train.global_batch_size, micro, functools.partial(local_rows, mesh))
     counted = np.array(counted_rows(mesh, micro))
 
@@ -104,14 +102,19 @@ def device_batches(
                 if batch is None:
                     break
                 tokens = sum_over_processes("train batch", batch, 2, job.collate_place, _tokens(batch, counted))
-                positions = plan.global_batch_size * math.prod(np.shape(batch.get("input_ids", ()))[2:])
                 step += 1
                 if census is not None and step * plan.global_batch_size >= census.stop:
                     census.finish()
-                ahead.append((put(batch, batch_sharding(mesh, dim=1)), (plan.global_batch_size, tokens, positions)))
+                counts = plan.global_batch_size, tokens, _positions(batch, plan)
+                ahead.append((put(batch, batch_sharding(mesh, dim=1)), counts))
             if not ahead:
                 return
             yield ahead.popleft()
+
+
+def _positions(batch: Mapping[str, Any], plan: BatchPlan) -> int:
+    """Positions for tokens in a global batch, of all processes."""
+    return plan.global_batch_size * int(np.prod(np.shape(batch.get("input_ids", ()))[2:], dtype=np.int64))
 
 
 def _tokens(batch: Mapping[str, Any], counted: np.ndarray[Any, Any]) -> int | None:

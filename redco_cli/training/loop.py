@@ -27,8 +27,8 @@ from redco_cli.training.evaluations import Evaluations
 from redco_cli.training.input_pipeline import DeviceBatch, device_batches, open_census
 from redco_cli.training.optimizer import with_schedules_of
 from redco_cli.training.patience import Patience
-from redco_cli.training.records.metrics import Meter
 from redco_cli.training.records.observer import Observer
+from redco_cli.training.records.speed import Meter
 from redco_cli.training.saving.constant import refuse_new_constants
 from redco_cli.training.saving.outer_state import SavedOuterState
 from redco_cli.training.saving.resume import Start

@@ -134,10 +134,7 @@ def open_run(
         texts = {RESOLVED_NAME: resolved_yaml(pinned, timeline.steps), SHARDING_NAME: described}
         _write_missing(start.directory, texts, replace=True)
         write_again(start.directory, lambda: _write_missing(start.directory, texts))
-        if is_seekable(job.train_examples):
-            start.checkpoints.position = job.train_examples.journal.saved
-            if start.data is not None:
-                job.train_examples.journal.load(start.step, start.data)
+        _bookmark(job.train_examples, start)
         if job.recipe.logging.plot:
             stack.callback(_plot, start.directory)
         setup = Setup(
@@ -239,6 +236,14 @@ def _about(
         identity=start.identity.now(),
         accepted=list(start.continued.accepted),
     )
+
+
+def _bookmark(examples: Any, start: Start) -> None:
+    """Keeps in checkpoints where a stream is, and lets it go on from where it was."""
+    if is_seekable(examples):
+        start.checkpoints.position = examples.journal.saved
+        if start.data is not None:
+            examples.journal.load(start.step, start.data)
 
 
 def _open_recorder(job: Job, start: Start, resolved: Mapping[str, Any]) -> Recorder:

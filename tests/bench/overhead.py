@@ -24,7 +24,7 @@ from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.input_pipeline import device_batches
 from redco_cli.training.loop import TrainingRun
-from redco_cli.training.records.metrics import Meter
+from redco_cli.training.records.speed import Meter
 from redco_cli.training.saving.identity import Identity
 from redco_cli.training.saving.resume import Start, open_output, output_directory
 from redco_cli.training.saving.selection import own_checkpoints

@@ -16,7 +16,7 @@ import pytest
 
 from redco_cli.data.digests import CACHE_NAME, FileDigests, alike, example_digests, source_digests, value_digest
 from redco_cli.errors import DataError
-from redco_cli.recipe.schema import SourceSection
+from redco_cli.recipe.data import SourceSection
 
 ROWS = "".join(f'{{"text": "row {i}"}}\n' for i in range(203))
 

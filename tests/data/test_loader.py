@@ -13,7 +13,7 @@ from redco_cli.data.batch import BatchPlan, eval_slices
 from redco_cli.data.loader import eval_batches, order, predict_batches, train_batches
 from redco_cli.data.source import load_source
 from redco_cli.errors import DataError, PluginError
-from redco_cli.recipe.schema import SourceSection
+from redco_cli.recipe.data import SourceSection
 
 WHERE = "plugins/p.py:3: collate_fn"
 

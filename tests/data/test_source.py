@@ -13,7 +13,7 @@ import pytest
 
 from redco_cli.data.source import load_source
 from redco_cli.errors import DataError
-from redco_cli.recipe.schema import SourceSection
+from redco_cli.recipe.data import SourceSection
 
 WRITTEN = [{"text": f"line {index}", "label": index % 3} for index in range(20)]
 _CUT = "Expecting ',' delimiter at column 8"

@@ -14,7 +14,7 @@ from redco_cli.data.loader import train_batches
 from redco_cli.data.source import load_source
 from redco_cli.data.stream import Journal, ShuffledStream, ShuffleOrder
 from redco_cli.errors import DataError
-from redco_cli.recipe.schema import SourceSection
+from redco_cli.recipe.data import SourceSection
 
 
 class Numbers:

@@ -12,10 +12,13 @@ from redco_cli.plugin.code.reach import Reach
 from redco_cli.plugin.load import LoadedPlugin
 
 _TRAINING = (
-    *("collate_fn", "loss_fn", "build_model", "init_batch", "optimizer_fn", "load_examples", "init_state"),
-    *("update_state", "run_fn", "Options", "whole_batch"),
+    *("encode_fn", "collate_fn", "loss_fn", "build_model", "init_batch", "optimizer_fn", "load_examples"),
+    *("init_state", "update_state", "run_fn", "Options", "whole_batch"),
 )
-_PREDICTION = ("collate_fn", "predict_fn", "output_fn", "build_model", "init_batch", "init_state", "Options")
+_PREDICTION = (
+    *("encode_fn", "collate_fn", "predict_fn", "output_fn", "build_model", "init_batch", "init_state", "Options"),
+)
+_ENCODING = ("encode_fn", "Options")
 _FREE = frozenset({"predict_fn", "output_fn", "metric_fn"})
 
 
@@ -35,6 +38,12 @@ def training_code(plugin: LoadedPlugin) -> dict[str, str]:
 def prediction_code(plugin: LoadedPlugin) -> dict[str, str]:
     """Digests of what the functions reach that decide about predictions, by file and name."""
     found = _reach(plugin, _PREDICTION)
+    return {} if found is None else found.digests()
+
+
+def encoding_code(plugin: LoadedPlugin) -> dict[str, str]:
+    """Digests of what `encode_fn` reaches, by file and name."""
+    found = _reach(plugin, _ENCODING)
     return {} if found is None else found.digests()
 
 

@@ -13,7 +13,8 @@ from redco_cli.console import TrainProgress
 from redco_cli.job import Job
 from redco_cli.runtime.peers.census import RowCensus
 from redco_cli.training.nonfinite import handle_skipped_step, refuse_to_learn_nothing
-from redco_cli.training.records.metrics import Meter, Recorder
+from redco_cli.training.records.metrics import Recorder
+from redco_cli.training.records.speed import Meter
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.timeline import Timeline
 

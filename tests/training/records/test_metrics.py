@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from redco_cli.errors import PluginError, StorageError
-from redco_cli.training.records.metrics import METRICS_NAME, Meter, Rates, Recorder, read_records
+from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
+from redco_cli.training.records.speed import Meter, Rates
 
 # ---------------------------------------------------------------- speed
 
