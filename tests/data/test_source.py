@@ -492,7 +492,7 @@ def test_nothing_is_written_to_the_terminal(folder):
 import pathlib
 from redco_cli.data.source import load_source
 from redco_cli.errors import DataError
-from redco_cli.recipe.schema import SourceSection
+from redco_cli.recipe.data import SourceSection
 for name in ("a.jsonl", "bad.jsonl"):
     try:
         source = SourceSection(path="json", data_files=name)
