@@ -7,10 +7,10 @@ import json
 import os
 import time
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from redco_cli.runtime.liveness import ProcessIdentity
+from redco_cli.runtime.liveness import ProcessIdentity, is_running
 
 NAME = ".lease"
 """Of the file that says who holds a directory."""
@@ -30,12 +30,14 @@ class Holder:
         identity: the process.
         since: seconds since 1970, by its own clock: for a person, and for nothing else.
         processes: how many processes the run has; this is the first of them.
+        inode: of the file that was made for it: in a directory that was copied it is another.
     """
 
     token: str
     identity: ProcessIdentity
     since: float
     processes: int = 1
+    inode: int = 0
 
     def __str__(self) -> str:
         of = f", process 0 of {self.processes}" if self.processes > 1 else ""
@@ -50,12 +52,19 @@ class Link:
     token: str
     holder: Holder | None
     content: bytes
+    inode: int = 0
+
+    @property
+    def is_running(self) -> bool | None:
+        """Whether the holder runs; None where that cannot be known, or where this may be a copy of its lease."""
+        found = None if self.holder is None else is_running(self.holder.identity)
+        return None if found and self.holder is not None and self.holder.inode != self.inode else found
 
 
-def make_lease(target: Path, holder: Holder) -> int | None:
-    """Makes a lease under a name that nobody has; its open file, or None where somebody has it."""
+def make_lease(target: Path, holder: Holder) -> tuple[Holder, int] | None:
+    """Makes a lease under a name that nobody has; its holder and open file, or None where somebody has it."""
     temporary = target.with_name(f"{NAME}.{holder.token}")
-    file = _written(temporary, holder)
+    made, file = _written(temporary, holder)
     try:
         os.link(temporary, target)
     except (FileExistsError, FileNotFoundError):
@@ -73,12 +82,13 @@ def make_lease(target: Path, holder: Holder) -> int | None:
             return None
     finally:
         temporary.unlink(missing_ok=True)
-    return file
+    return made, file
 
 
-def _written(path: Path, holder: Holder) -> int:
+def _written(path: Path, holder: Holder) -> tuple[Holder, int]:
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
+        holder = replace(holder, inode=os.fstat(file).st_ino)
         content = content_of(holder)
         while content:  # a write to a full disk may take a part and only then fail
             content = content[os.write(file, content) :]
@@ -87,7 +97,7 @@ def _written(path: Path, holder: Holder) -> int:
         os.close(file)
         path.unlink(missing_ok=True)
         raise
-    return file
+    return holder, file
 
 
 def read_chain(directory: Path) -> list[Link]:
@@ -103,15 +113,17 @@ def read_chain(directory: Path) -> list[Link]:
 def read_lease(path: Path) -> Link | None:
     """A lease, whatever its file holds; None where there is none."""
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content, inode = file.read(), os.fstat(file.fileno()).st_ino
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         plain = json.loads(content.partition(b"\n")[0])
         identity = ProcessIdentity(**plain.pop("identity"))
-        holder = Holder(plain["token"], identity, float(plain["since"]), int(plain["processes"]))
+        counts = int(plain["processes"]), int(plain["inode"])
+        holder = Holder(plain["token"], identity, float(plain["since"]), *counts)
         if holder.token.isalnum() and isinstance(identity.pid, int) and identity.pid > 0 and str(holder):
-            return Link(holder.token, holder, content)
+            return Link(holder.token, holder, content, inode)
         raise ValueError
     except _UNREADABLE:  # cut off, or being written where nothing can be linked
         return Link(f"unreadable{zlib.crc32(content):08x}", None, content)

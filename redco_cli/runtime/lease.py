@@ -2,7 +2,8 @@
 
 The file `.lease` in the directory names its holder, who counts its renewals in it. Whoever wants it and finds one asks
 whether that process still runs. Where the system cannot tell, because it is of another machine, he watches: a count
-that does not change for a while, by his own clock (clocks of machines are never compared), is that of a dead holder.
+that does not change for a while, by his own clock (clocks of machines are never compared), is that of a dead holder,
+or of one that holds another directory, of which this one is a copy.
 
 So that of several takers one wins, a lease that is over is not deleted, since that might hit the one after it: it is
 followed. Its successor is the file `.lease-<token of the one that is over>`, which `link` makes once, on network disks
@@ -34,7 +35,7 @@ from redco_cli.runtime.holder import (
     read_chain,
     read_lease,
 )
-from redco_cli.runtime.liveness import ProcessIdentity, is_running, this_process
+from redco_cli.runtime.liveness import ProcessIdentity, this_process
 
 RENEWAL = 5.0
 """Seconds between two renewals."""
@@ -157,14 +158,14 @@ def take(
         if chain and not _is_over(directory, chain, tell, patience):
             continue
         target = directory / (f"{NAME}-{chain[-1].token}" if chain else NAME)
-        file = make_lease(target, holder)
-        if file is None:
+        made = make_lease(target, holder)
+        if made is None:
             continue
         if not chain or _follows(directory, target, [*(link.token for link in chain), holder.token]):
             for left in directory.glob(f"{NAME}[-.]*"):
                 left.unlink(missing_ok=True)
-            return Lease(directory, holder, file)
-        os.close(file)
+            return Lease(directory, *made)
+        os.close(made[1])
     raise HeldError(chain[-1].holder if chain else None)
 
 
@@ -175,7 +176,7 @@ def holder_of(directory: Path) -> tuple[Holder, bool | None] | None:
     except OSError:
         return None
     holder = chain[-1].holder if chain else None
-    return None if holder is None else (holder, is_running(holder.identity))
+    return None if holder is None else (holder, chain[-1].is_running)
 
 
 def _is_over(directory: Path, chain: Sequence[Link], tell: Callable[[str], None], patience: float) -> bool:
@@ -184,8 +185,7 @@ def _is_over(directory: Path, chain: Sequence[Link], tell: Callable[[str], None]
     Raises:
         HeldError: it lives.
     """
-    holder = chain[-1].holder
-    known = None if holder is None else is_running(holder.identity)
+    holder, known = chain[-1].holder, chain[-1].is_running
     if known is not None:
         if known:
             raise HeldError(holder)

@@ -17,7 +17,7 @@ import pytest
 
 from redco_cli.errors import RedcoError
 from redco_cli.run import predict, train
-from redco_cli.runtime import lease
+from redco_cli.runtime import holder, lease
 from redco_cli.runtime.lease import NAME, take
 from redco_cli.runtime.liveness import this_process
 from redco_cli.training.loop import TrainingRun
@@ -177,7 +177,7 @@ def test_a_run_that_lost_its_lease_writes_nothing_more(monkeypatch: pytest.Monke
     others = Path("run/checkpoint-9.orbax-checkpoint-tmp")
 
     def frozen() -> None:
-        monkeypatch.setattr(lease, "is_running", lambda _: None)
+        monkeypatch.setattr(holder, "is_running", lambda _: None)
         mine = replace(this_process(), host="node7", pid=77)
         take(Path("run").resolve(), lambda _: None, patience=0.2, identity=mine)
         others.mkdir()
@@ -201,7 +201,7 @@ def test_a_save_that_was_under_way_is_not_finished_under_another_owner(monkeypat
 
     def frozen(self: Checkpoints) -> None:
         if self._saving.name == "checkpoint-6":
-            monkeypatch.setattr(lease, "is_running", lambda _: None)
+            monkeypatch.setattr(holder, "is_running", lambda _: None)
             take(self.directory, lambda _: None, patience=0.1, identity=replace(this_process(), host="node7"))
         seal(self)
 
@@ -372,10 +372,10 @@ def test_a_process_that_ends_at_once_leaves_no_lease(tmp_path: Path) -> None:
 
 ELSEWHERE = """
 from dataclasses import replace
-from redco_cli.runtime import lease
+from redco_cli.runtime import holder, lease
 here = lease.this_process()
 lease.this_process = lambda: replace(here, host="node7", boot="another")
-lease.is_running = lambda _: None
+holder.is_running = lambda _: None
 lease.PATIENCE = 3.0
 """
 
