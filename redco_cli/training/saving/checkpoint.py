@@ -30,7 +30,7 @@ from redco_cli.errors import StorageError
 from redco_cli.models.several import without
 from redco_cli.recipe.load import shown
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
-from redco_cli.training.saving.files.deletion import DirectoryDeleter, set_aside
+from redco_cli.training.saving.files.deletion import UNFINISHED, DirectoryDeleter, set_aside
 from redco_cli.training.saving.files.integrity import write_manifest
 from redco_cli.training.saving.files.items import STATE
 from redco_cli.training.saving.files.orbax_errors import is_missing, mute_orbax, unwritable
@@ -40,8 +40,6 @@ from redco_cli.training.saving.outer_state import SavedOuterState
 from redco_cli.training.saving.owner import check_owner, is_owned
 from redco_cli.training.saving.saved import NEW, OUTER, SavedCheckpoints, training_of
 from redco_cli.training.state import TrainState
-
-_TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 class Checkpoints(SavedCheckpoints):
@@ -72,7 +70,7 @@ class Checkpoints(SavedCheckpoints):
         self.branch_point: int | None = None
         self._keep = keep
         self._saving, self._is_closing = directory, False
-        self._deleter = DirectoryDeleter(_TEMPORARY)
+        self._deleter = DirectoryDeleter(UNFINISHED)
 
     def set_aside(self) -> None:
         """Renames what is skipped, to `checkpoint-<step>.damaged`: the step can be saved again, and nothing is lost.
@@ -179,7 +177,7 @@ class Checkpoints(SavedCheckpoints):
 
     def _is_deleted(self, error: Exception) -> bool:
         """Whether somebody has deleted what was being written: several processes may not know it alike, and end."""
-        unfinished = self._saving.with_name(f"{self._saving.name}{_TEMPORARY}")
+        unfinished = self._saving.with_name(f"{self._saving.name}{UNFINISHED}")
         return current_connection() is None and is_missing(error) and not unfinished.exists()
 
     def _forget_saving(self) -> Path:
@@ -190,7 +188,7 @@ class Checkpoints(SavedCheckpoints):
 
     def _seal(self) -> None:
         check_owner(self.directory)
-        write_manifest(self._saving.with_name(f"{self._saving.name}{_TEMPORARY}"))
+        write_manifest(self._saving.with_name(f"{self._saving.name}{UNFINISHED}"))
 
     def _delete(self, step: int) -> None:
         self.skip(step)  # the first process takes its time, and the others would still see it

@@ -9,6 +9,7 @@ work; but never where another one is in its place by now.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from redco_cli.runtime.holder import Holder
 from redco_cli.runtime.lease import HeldError, Lease, take
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
 from redco_cli.runtime.stopping.handlers import before_end
+from redco_cli.training.saving.files.deletion import UNFINISHED
 
 _OTHER_OUTPUT = "choose another output_dir, or correct its permissions"
 _WAIT = "wait for its end, or stop it, and the same command continues; or choose another output_dir"
@@ -113,7 +115,7 @@ class Owner:
     def _make_anew(self) -> None:
         name, directory = shown(self._directory), self._directory
         in_place = self._lease.is_in_place()
-        if not in_place and directory.is_dir() and any(directory.iterdir()):
+        if not in_place and _holds_others(directory):
             self._lost = Problem(name, f"{_GONE}, and another directory is in its place", _START_AGAIN)
             return
         if in_place:
@@ -146,6 +148,14 @@ class Owner:
                 path.rmdir()
             except OSError:
                 return  # something is in it
+
+
+def _holds_others(directory: Path) -> bool:
+    """Whether something is in a directory that no save of this run can have put there as it went on."""
+    try:
+        return any(not name.endswith(UNFINISHED) for name in os.listdir(directory))
+    except OSError:
+        return False
 
 
 def check_owner(directory: Path) -> None:

@@ -221,7 +221,7 @@ def _other_step(path: Path, step: int) -> str | None:
     """What is wrong with a checkpoint that says of itself that it is of another step: somebody has renamed it."""
     try:
         said = json.loads((path / "meta" / "metadata").read_bytes())["step"]
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None  # whoever needs what it says finds that out
     return None if said == step else f"it says that it is of step {said}"
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from redco_cli.errors import StorageError
 from redco_cli.recipe.load import shown
 
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""What the name of a checkpoint ends with while it is being written or deleted."""
 _SWEEPS = 20
 _PAUSE = 0.1
 
