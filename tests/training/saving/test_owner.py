@@ -112,6 +112,24 @@ def held(directory: str, **identity: object) -> Iterator[lease.Lease]:
     taken.release()
 
 
+@contextlib.contextmanager
+def renewed(held_lease: lease.Lease) -> Iterator[None]:
+    """Renews a lease all the time, whenever somebody looks."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(0.02):
+            held_lease.renew()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 @pytest.mark.usefixtures("whole")
 def test_a_second_run_is_refused_and_the_first_is_as_if_alone(project: Path) -> None:
     """Whatever the first does at that moment; the second is told who it is, and has touched nothing."""
@@ -163,10 +181,8 @@ def test_a_run_that_is_refused_or_fails_leaves_nothing(monkeypatch: pytest.Monke
         train("recipe.yaml", [QUICK])
     assert not (Path("run") / NAME).exists()
     monkeypatch.setattr(lease, "PATIENCE", 0.5)
-    with held("run") as other:
-        threading.Timer(0.1, other.renew).start()
-        with pytest.raises(RedcoError, match="run is written by host node7, pid"):
-            train("recipe.yaml", [QUICK])
+    with held("run") as other, renewed(other), pytest.raises(RedcoError, match="run is written by host node7, pid"):
+        train("recipe.yaml", [QUICK])
 
 
 @pytest.mark.usefixtures("project")
