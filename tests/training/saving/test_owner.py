@@ -103,31 +103,24 @@ def at_step(step: int, action: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held(directory: str, **identity: object) -> Iterator[lease.Lease]:
-    """The lease of a directory, held by a process that is elsewhere."""
+def held(directory: str) -> Iterator[None]:
+    """The lease of a directory, held and renewed by a process that is elsewhere."""
     Path(directory).mkdir(exist_ok=True)
-    mine = replace(this_process(), **{"host": "node7", "boot": "another", **identity})  # type: ignore[arg-type]
-    taken = take(Path(directory), print, identity=mine)
-    yield taken
-    taken.release()
-
-
-@contextlib.contextmanager
-def renewed(held_lease: lease.Lease) -> Iterator[None]:
-    """Renews a lease all the time, whenever somebody looks."""
-    ended = threading.Event()
+    mine = replace(this_process(), host="node7", boot="another")
+    taken, ends = take(Path(directory), print, identity=mine), threading.Event()
 
     def renew() -> None:
-        while not ended.wait(0.02):
-            held_lease.renew()
+        while not ends.wait(0.1):
+            taken.renew()
 
     thread = threading.Thread(target=renew)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
+        ends.set()
         thread.join()
+        taken.release()
 
 
 @pytest.mark.usefixtures("whole")
@@ -173,15 +166,14 @@ def test_of_two_processes_one_trains() -> None:
 
 
 @pytest.mark.usefixtures("project")
-def test_a_run_that_is_refused_or_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_refused_or_fails_leaves_nothing() -> None:
     with pytest.raises(RedcoError, match="nothing is no checkpoint"):
         train("recipe.yaml", ["checkpoint.resume=nothing", "output_dir=new/deep/run", QUICK])
     assert not Path("new").exists()
     with at_step(2, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(RedcoError, match="stopped by"):
         train("recipe.yaml", [QUICK])
     assert not (Path("run") / NAME).exists()
-    monkeypatch.setattr(lease, "PATIENCE", 0.5)
-    with held("run") as other, renewed(other), pytest.raises(RedcoError, match="run is written by host node7, pid"):
+    with held("run"), pytest.raises(RedcoError, match="run is written by host node7, pid"):
         train("recipe.yaml", [QUICK])
 
 
