@@ -12,6 +12,7 @@ import typer.core
 
 from redco_cli.console import note, print_error, warn
 from redco_cli.errors import EXIT_FAILED, EXIT_INTERRUPTED, RedcoError
+from redco_cli.recipe.redaction import scrubbed
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file, or the name of a shipped one.")]
 Overrides = Annotated[
@@ -35,7 +36,7 @@ class Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except RedcoError as error:
             if ctx.params.get("show_traceback"):
-                traceback.print_exc()
+                sys.stderr.write(scrubbed(traceback.format_exc()))
             print_error(error)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:

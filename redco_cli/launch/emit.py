@@ -150,7 +150,7 @@ def submission(scheduler: Scheduler, command: Sequence[str], processes: int, dev
 def _refuse_secrets(command: Sequence[str]) -> None:
     """A file to submit is kept and shared."""
     for argument in command:
-        if shown_override(argument) != argument:
+        if argument.startswith("plugin.") and shown_override(argument) != argument:
             key = argument.partition("=")[0]
             remedy = (
                 f"leave it out, and set {variable_of(key)} in the environment of the job, from where you keep secrets"

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator
 
 from redco_cli.errors import PluginError, RedcoError
+from redco_cli.recipe.redaction import scrubbed
 
 
 @contextlib.contextmanager
@@ -37,5 +38,5 @@ def guarded(where: str, doing: str, file: str, given: str = "") -> Iterator[None
         message = "\n".join(str(error).strip().splitlines()[:6])
         problem = f"{doing} raised {type(error).__name__}{line}{': ' if message else ''}{message}{given}"
         raise PluginError(
-            where, problem, "fix the plugin; `redco --traceback ...` shows the whole traceback"
+            where, scrubbed(problem), "fix the plugin; `redco --traceback ...` shows the whole traceback"
         ) from error

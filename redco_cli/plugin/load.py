@@ -24,7 +24,7 @@ from redco_cli.plugin.importing import importing_from
 from redco_cli.plugin.parts import generate, stack_rows
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.redaction import given_again, shown_value
+from redco_cli.recipe.redaction import given_again, hidden, remember, shown_value
 from redco_cli.recipe.schema import PluginSection, TrainSection
 from redco_cli.recipe.shipped import shipped_plugins
 
@@ -90,6 +90,7 @@ def with_secrets(loaded: LoadedRecipe) -> LoadedRecipe:
     """
     plugin = loaded.recipe.plugin
     options = given_again(plugin.options, os.environ, loaded.where)
+    remember(options, hidden(options))
     recipe = loaded.recipe.model_copy(update={"plugin": plugin.model_copy(update={"options": options})})
     return dataclasses.replace(loaded, recipe=recipe)
 

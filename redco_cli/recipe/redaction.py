@@ -28,6 +28,10 @@ _SPECIAL = re.compile(
 )
 """Words before `token` that speak of a tokenizer: `pad_token`."""
 
+_TELLING = 8
+"""Characters of a secret that is looked for in what others say: a shorter one may be a word of any sentence."""
+_remembered: set[str] = set()
+
 
 def says_secret(name: str) -> bool:
     """Whether the name of an option says that its value is a secret.
@@ -119,6 +123,30 @@ def given_again(options: Mapping[str, Any], environ: Mapping[str, str], where: C
     if problems:
         raise RecipeError.of(problems)
     return found
+
+
+def remember(options: Any, written: Any) -> None:
+    """Notes the secrets among the options that a plugin gets, for `scrubbed`.
+
+    Args:
+        options: as the plugin gets them.
+        written: what `hidden` makes of them.
+    """
+    if isinstance(options, Mapping):
+        for name, value in options.items():
+            remember(value, written[name])
+    elif isinstance(options, list | tuple):
+        for value, other in zip(options, written, strict=True):
+            remember(value, other)
+    elif written == HIDDEN and len(str(options)) >= _TELLING:
+        _remembered.add(str(options))
+
+
+def scrubbed(text: str) -> str:
+    """What plugin code raised, without the secrets that it was given: libraries put addresses with keys into errors."""
+    for value in sorted(_remembered, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return text
 
 
 def variable_of(key: str) -> str:

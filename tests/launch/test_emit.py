@@ -166,6 +166,10 @@ def test_what_several_processes_cannot_do_is_refused(command, problem):
         submission("slurm", command, 2, None)
 
 
+def test_a_prompt_that_speaks_of_secrets_is_none():
+    assert "'secret: what is it?'" in submission("slurm", ["predict", "x", "--prompt", "secret: what is it?"], 2, None)
+
+
 @pytest.mark.parametrize("scheduler", ["slurm", "jobset"])
 def test_a_secret_is_not_written_to_a_file_to_submit(scheduler):
     with pytest.raises(UsageError) as caught:

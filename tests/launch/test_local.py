@@ -217,12 +217,14 @@ def test_processes_stop_and_save_when_their_launcher_is_killed(tmp_path, monkeyp
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH")))))
     monkeypatch.chdir(tmp_path)
     child, found = launcher(SAVES_ON_SIGTERM), {}
-    while len(found) < 3:
-        prefix, first, *rest = child.stdout.readline().split()
-        if first.isdecimal():
-            found[prefix] = int(first), rest
-    child.kill()
-    child.communicate(timeout=60)
+    try:
+        while len(found) < 3:
+            prefix, first, *rest = child.stdout.readline().split()
+            if first.isdecimal():
+                found[prefix] = int(first), rest
+    finally:
+        child.kill()
+        child.communicate(timeout=60)
     assert all_gone([process for process, _ in found.values()])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["saved-0", "saved-1", "saved-2"]
     assert {tuple(rest) for _, rest in found.values()} == {("False", "4")}  # its own streams, and the listing itself

@@ -5,7 +5,7 @@ import os
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redco_cli.console.screen import spelled_out
@@ -64,6 +64,7 @@ def test_a_line_without_end_is_not_held_back_for_ever():
     assert len(lines) >= 3
 
 
+@settings(deadline=None, max_examples=20)
 @given(st.lists(st.binary(max_size=30), max_size=5))
 def test_whatever_is_printed_a_terminal_obeys_nothing(parts):
     shown = passed_on(*parts)

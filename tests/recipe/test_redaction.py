@@ -4,12 +4,22 @@ import string
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from redco_cli.errors import RecipeError, UsageError
 from redco_cli.recipe.load import load_recipe, resolved_yaml
-from redco_cli.recipe.redaction import HIDDEN, filled, given_again, hidden, says_secret, shown_value, without_secrets
+from redco_cli.recipe.redaction import (
+    HIDDEN,
+    filled,
+    given_again,
+    hidden,
+    remember,
+    says_secret,
+    scrubbed,
+    shown_value,
+    without_secrets,
+)
 
 MARK = "s3cr3t-m4rk"
 SECRETS = [
@@ -98,6 +108,7 @@ NAMES = st.sampled_from([*SECRETS, *PLAIN])
 OPTIONS = st.recursive(
     st.text(string.printable) | st.integers() | st.booleans() | st.none(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
 )
 
 
@@ -110,7 +121,8 @@ def texts(value, says=False):
     return [value] if says and isinstance(value, str) and value else []
 
 
-@given(st.dictionaries(NAMES, OPTIONS, max_size=4))
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@given(st.dictionaries(NAMES, OPTIONS, max_size=3))
 def test_whatever_the_options_none_is_left_and_all_come_back(options):
     found = hidden(options)
     assert set(texts(found)) <= {HIDDEN}
@@ -193,6 +205,14 @@ class TestGivenAgain:
         file = write("r.resolved.yaml", f"plugin: {{module: p, options: {{api_key: {HIDDEN}}}}}\noutput_dir: x\n")
         loaded = load_recipe(file, [f"plugin.options.api_key={MARK}"], {})
         assert given_again(loaded.recipe.plugin.options, {}, str) == {"api_key": MARK}
+
+
+def test_what_others_say_is_scrubbed_of_secrets_long_enough_to_be_told_from_words(monkeypatch):
+    monkeypatch.setattr("redco_cli.recipe.redaction._remembered", set())
+    options = {"text": "not a secret", "api_key": MARK, "keys": [f"{MARK}-2", "body"], "password": 123456789}
+    remember(options, hidden(options))
+    said = f"not a secret: {MARK}-2 of {MARK}, body, 123456789"
+    assert scrubbed(said) == f"not a secret: {HIDDEN} of {HIDDEN}, body, {HIDDEN}"
 
 
 def test_no_override_is_shown_whole(load):

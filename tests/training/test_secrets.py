@@ -94,6 +94,16 @@ def test_options_that_do_not_fit_are_refused_without_their_values(project):
     assert str(caught.value).startswith(said)
 
 
+def test_what_a_plugin_raises_is_shown_without_them(project):
+    Path("plugin.py").write_text(
+        PLUGIN.replace("return Net()", "raise OSError(f'401 for ?key={ctx.options[\"api_key\"]}')")
+    )
+    with pytest.raises(PluginError) as caught:
+        validate("recipe.yaml")
+    assert "build_model raised OSError" in str(caught.value)
+    assert "401 for ?key=<hidden>" in str(caught.value)
+
+
 def test_a_run_that_an_earlier_version_left_with_its_secret_continues(project):
     train("recipe.yaml")
     checkpoint = Path("run/checkpoint-1")

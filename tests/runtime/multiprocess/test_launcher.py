@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -20,19 +19,27 @@ WITHIN = 30.0
 """Seconds in which all must be gone: far longer than a step, far shorter than the run or any time-out."""
 
 
+_started = []
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Run from where redco is, so that its processes find it."""
+    """The tiny run, whose processes find redco; no launcher is left behind, and so none of their processes."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path.cwd()), *filter(None, [os.environ.get("PYTHONPATH")])]))
     monkeypatch.chdir(tmp_path)
     write_project(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for launcher in _started:
+        launcher.kill()
+        launcher.communicate()
+    _started.clear()
 
 
 def started(directory):
     command = [*COMMAND, f"output_dir={directory}", "plugin.options.seconds=0.1"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([sys.executable, "-m", "redco_cli", *command], **pipes)
+    _started.append(subprocess.Popen([sys.executable, "-m", "redco_cli", *command], **pipes))
+    return _started[-1]
 
 
 def state_of(process):
@@ -57,9 +64,9 @@ def killed(launcher, wait):
     processes = children_of(launcher.pid)
     wait()
     assert launcher.poll() is None, launcher.communicate()
-    launcher.send_signal(signal.SIGKILL)
+    launcher.kill()
     began = time.monotonic()
-    launcher.communicate()
+    launcher.wait()
     while any(map(state_of, processes)):
         assert time.monotonic() - began < WITHIN
         time.sleep(0.05)
