@@ -36,7 +36,7 @@ class Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except RedcoError as error:
             if ctx.params.get("show_traceback"):
-                sys.stderr.write(scrubbed(traceback.format_exc()))
+                print(scrubbed(traceback.format_exc()), end="", file=sys.stderr)  # noqa: T201 - Python's words
             print_error(error)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
