@@ -15,9 +15,10 @@ import numpy as np
 from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
 from redco_cli.data.places import place_of
-from redco_cli.errors import DataError, RecipeError
+from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
+from redco_cli.models.decoder.model import calls_with_segments
 from redco_cli.models.own_module import own_model
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, constant_of, members_of, without
@@ -198,7 +199,7 @@ def prepare(
 
 def _with_rows(job: Job, stages: Sequence[Stage]) -> Job:
     """The job with what its losses read: encoded for the stages that it is for."""
-    refuse_unencoded(job.recipe, job.plugin, job.context("train").models, job.where)
+    refuse_unencoded(job.recipe, job.plugin, job.context("train").models, job.train_examples, job.where)
     train, evaluated = job.train_examples, job.eval_examples
     if "train" in stages:
         train = rows_of(job.plugin, job.context("train"), train, job.where("data.train"))
@@ -229,10 +230,22 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
             continue
         batch = first_batch(job, stage)
         first = batch if first is None else first
-        proved = prove(job.plugin, job.context(stage), job.abstract, batch, stage=stage)
+        ctx = job.context(stage)
+        with calls_with_segments() as calls:
+            proved = prove(job.plugin, ctx, job.abstract, batch, stage=stage, update=job.update_state)
+        if stage != "predict":
+            _refuse_unseen_segments(job, job.train_rows if stage == "train" else job.eval_rows, calls)
         if stage == "eval" and "train" in stages:
             _check_best_metric(job, ["loss", *proved.metrics])
     return first
+
+
+def _refuse_unseen_segments(job: Job, rows: Any, calls: Sequence[bool]) -> None:
+    """Refuses a loss that reads rows of several texts, and tells no model where one ends."""
+    if getattr(rows, "is_packed", False) and not any(calls):
+        problem = "several texts share a row, but no call of the model has segment_ids: they would see each other"
+        remedy = "pass on all arrays: ctx.model.next_token_loss(params, **batch, ...); or set data.packing: false"
+        raise PluginError(f"{job.plugin.file}: loss_fn", problem, remedy)
 
 
 def _check_best_metric(job: Job, known: Sequence[str]) -> None:

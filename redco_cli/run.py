@@ -116,7 +116,7 @@ def evaluate(target: Name, overrides: Sequence[str] = (), *, checkpoint: str = "
     with explaining_out_of_memory(job, placement, "eval"), contextlib.ExitStack() as stack:
         variables, origin = trained_variables(job, placement, directory, checkpoint)
         note(f"{count} examples, with the parameters of {origin}")
-        progress = stack.enter_context(CountProgress("evaluating", count))
+        progress = stack.enter_context(CountProgress("evaluating", len(job.eval_rows)))
         step = compiled_evaluation(job, placement, progress.compiling)
 
         def predictions(variables: Variables, examples: Sequence[Example]) -> list[Any]:

@@ -6,6 +6,7 @@ A plugin without an `encode_fn` reads the examples themselves.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from redco_cli.console import CountProgress, note, warn
-from redco_cli.data.encoded.encode import encoded_once
-from redco_cli.data.encoded.rows import IDS, LABELS, Row, Rows
+from redco_cli.data.encoded.encode import LEFT_OUT, encoded_once
+from redco_cli.data.encoded.rows import IDS, LABELS, Row, Rows, longer_note
 from redco_cli.data.examples import check_examples, is_indexed
 from redco_cli.data.reader import Rows as Read
 from redco_cli.data.resumable import ResumableStream, is_resumable
@@ -94,7 +95,7 @@ def refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
 
 
 def refuse_unencoded(
-    recipe: Recipe, plugin: LoadedPlugin, models: Mapping[str, Any], where: Callable[[str], str]
+    recipe: Recipe, plugin: LoadedPlugin, models: Mapping[str, Any], train: Any, where: Callable[[str], str]
 ) -> None:
     """Refuses what a recipe says of lengths where nobody knows them.
 
@@ -102,6 +103,7 @@ def refuse_unencoded(
         recipe: its `data` section.
         plugin: with or without an `encode_fn`.
         models: all of the run.
+        train: the training examples; None where the job does without.
         where: dotted recipe key to its place.
 
     Raises:
@@ -118,10 +120,11 @@ def refuse_unencoded(
     if data.packing is True and not _packs(models):
         problem = "true given, but a model takes no segment_ids: texts in a row would see each other"
         raise RecipeError(where("data.packing"), problem, "leave it out; the decoders of redco pack")
-    if data.streaming and (data.packing is True or data.overflow != "truncate"):
+    streamed = train is not None and not is_indexed(train)
+    if streamed and (data.packing is True or data.overflow != "truncate"):
         key = "packing" if data.packing is True else "overflow"
         problem = f"{getattr(data, key)} given, but the data are streamed: their lengths are not known before"
-        raise RecipeError(where(f"data.{key}"), problem, "leave it out, or set data.streaming: false")
+        raise RecipeError(where(f"data.{key}"), problem, "leave it out, or give data of known length")
 
 
 def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, kept: bool = True) -> Any:
@@ -167,10 +170,13 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
     if packed:
         _check_aligned(encoded, place)
     rows = Rows(encoded, data.max_length, data.overflow, packed=packed, ignored=IGNORED_LABEL)
+    _check_agreed(rows, place)
+    if packed:
+        _check_positions(rows, ctx.models, where)
     counts = RowCounts(len(encoded), rows.notes())
-    if problem := counts.nothing_to_learn():
+    if kept and ctx.stage == "train" and (problem := counts.nothing_to_learn()):
         raise DataError(where, problem, NOTHING_REMEDY)
-    if line := counts.line():
+    if kept and (line := counts.line()):
         note(f"{where}: {line}")
     return rows
 
@@ -185,32 +191,57 @@ def encoded_rows(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]
     Raises:
         ExampleError, PluginError: an example cannot be encoded; `row` says which one.
     """
-    rows: list[Mapping[str, Any]] = []
+    rows: list[Mapping[str, Any] | None] = []
     for number, example in enumerate(examples):
         try:
             rows.append(example if isinstance(example, Row) else _encoded_now(plugin, ctx, example, number))
         except (ExampleError, PluginError) as error:
             error.row = number
             raise
-    return rows
+    like = next((row for row in rows if row is not None), {IDS: (), LABELS: ()})
+    empty = Row({name: np.zeros(0, np.asarray(field).dtype) for name, field in like.items()})
+    return [empty if row is None else row for row in rows]
 
 
-def _encoded_now(plugin: LoadedPlugin, ctx: Context, example: Example, number: int) -> Row:
+def _encoded_now(plugin: LoadedPlugin, ctx: Context, example: Example, number: int) -> Row | None:
     with noting() as noted:
         fields, length = call_encode(plugin, ctx, example), ctx.recipe.data.max_length
     for what in noted:
         note_rows(what, [number])
-    if fields is None:
-        problem = "encode_fn leaves this example out, but each one is needed here"
+    if fields is None and ctx.stage == "predict":
+        problem = "encode_fn leaves this example out, but each one has a prediction"
         raise ExampleError("encode_fn", problem, "return an empty list of input_ids, or leave it out of the data")
+    if fields is None:  # of a stream, or of data that is only looked at
+        note_rows(LEFT_OUT, [number])
+        return None
     size = len(fields[IDS])
     if size > length:
-        note_rows(f"longer than data.max_length {length}, and cut", [number])
+        note_rows(longer_note(length, "truncate" if ctx.stage == "predict" else ctx.recipe.data.overflow), [number])
         kept = slice(size - length, None) if ctx.stage == "predict" else slice(length)
         fields = {name: field[kept] if len(field) == size else field for name, field in fields.items()}
     if LABELS in fields and (fields[LABELS][1:] == IGNORED_LABEL).all():
         note_rows(WITHOUT_LOSS, [number])
     return Row(fields)
+
+
+def _check_agreed(rows: Rows, where: str) -> None:
+    """Refuses rows that are not the same on all processes, each of which reads its share of them."""
+    for process, digest in enumerate(digests := process_allgather("encoded rows", rows.digest)):
+        if digest != digests[0]:
+            problem = f"process {process} made other tokens of the data than process 0"
+            remedy = (
+                "give all processes the same data, tokenizer and versions, and let encode_fn draw no random numbers"
+            )
+            raise PluginError(where, problem, remedy)
+
+
+def _check_positions(rows: Rows, models: Mapping[str, Any], where: str) -> None:
+    """Refuses texts that are longer than a model has positions for, which a row itself may be."""
+    limits = [model.decoder.learned_positions for model in models.values()]
+    limit = min((one for one in limits if one), default=rows.longest)
+    if rows.longest > limit:
+        problem = f"has texts of {rows.longest} tokens, but the model has positions for {limit}"
+        raise DataError(where, problem, f"set data.max_length: {limit}, or cut them with data.packing: false")
 
 
 def _check_aligned(encoded: Any, where: str) -> None:
@@ -226,9 +257,13 @@ def _kept_at(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) ->
     if data is None or not code:
         return None
     recipe = ctx.recipe.model_dump(mode="json", include={"data": {"max_length"}, "model": True, "plugin": True})
-    document = [__version__, data, ctx.stage, recipe, code, _identity_of_tokenizer(ctx.tokenizer)]
+    document = [_versions(), data, ctx.stage, recipe, code, _identity_of_tokenizer(ctx.tokenizer)]
     digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
     return cache_directory().parent / "encoded" / digest.hexdigest()[:32]
+
+
+def _versions() -> list[str]:
+    return [__version__, *(importlib.metadata.version(name) for name in ("transformers", "tokenizers", "jinja2"))]
 
 
 def _identity_of(examples: Sequence[Example]) -> str | None:
@@ -236,10 +271,13 @@ def _identity_of(examples: Sequence[Example]) -> str | None:
     return str(examples.dataset._fingerprint) if isinstance(examples, Read) else None
 
 
-def _identity_of_tokenizer(tokenizer: Any) -> Any:
-    tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+def _identity_of_tokenizer(processor: Any) -> Any:
+    tokenizer = getattr(processor, "tokenizer", processor)
     fast = getattr(tokenizer, "backend_tokenizer", None)
+    templates = [str(getattr(one, "chat_template", None)) for one in (processor, tokenizer)]
+    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
     if fast is not None:
-        return [fast.to_str(), tokenizer.chat_template, str(tokenizer.special_tokens_map)]
+        document = {**json.loads(fast.to_str()), "truncation": None, "padding": None}  # which calls leave behind
+        return [kind, document, str(tokenizer.special_tokens_map), *templates]
     vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
-    return [repr(tokenizer), sorted(vocabulary.items()), str(getattr(tokenizer, "chat_template", None))]
+    return [kind, sorted(vocabulary.items()), str(getattr(tokenizer, "special_tokens_map", None)), *templates]

@@ -252,10 +252,10 @@ def _content(value: Any, folder: Path | None) -> tuple[str, bytes]:
     if isinstance(value, _PLAIN):
         return "value", repr(value).encode()
     if hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        array = np.asarray(value)
-        if not array.dtype.hasobject:
+        array = _as_array(value)
+        if array is not None and not array.dtype.hasobject:
             return f"array {array.dtype.str} {array.shape}", np.ascontiguousarray(array).tobytes()
-        value = array.ravel().tolist()
+        value = value if array is None else array.ravel().tolist()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -266,6 +266,14 @@ def _content(value: Any, folder: Path | None) -> tuple[str, bytes]:
     if isinstance(value, set | frozenset):
         return "set", b"".join(sorted(value_digest(one, folder) for one in value))
     return "object", f"{type(value).__module__}.{type(value).__qualname__}".encode()
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    """A value as an array; None where it cannot be one, such as a tensor of another library on its device."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 def _placed(text: str, folder: Path | None) -> str:

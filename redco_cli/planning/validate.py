@@ -90,7 +90,8 @@ def _rows(job: Job) -> dict[str, Any]:
         if examples is None:
             continue
         counts, places, is_all = _looked_at(job, split, examples)
-        problem = counts.nothing_to_learn() if split == "train" else ""
+        encoded = isinstance(job.train_rows, Rows)  # of which all texts were looked at
+        problem = counts.nothing_to_learn() if split == "train" and not encoded else ""
         if problem and (is_all or counts.rows >= LOOKED_AT):
             raise DataError(job.where("data.train"), problem, NOTHING_REMEDY)
         noted = {what: {"rows": count, "at": places[what]} for what, count in counts.noted.items()}

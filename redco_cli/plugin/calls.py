@@ -15,7 +15,7 @@ from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
-from redco_cli.plugin.state import Variables, stat_sums, update_state
+from redco_cli.plugin.state import Stats, Variables, stat_sums, update_state
 from redco_cli.row_notes import noting
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
@@ -234,7 +234,15 @@ def call_metric(
         raise PluginError(where, f"a metric is no number: {error}", "return a dict of floats") from None
 
 
-def prove(plugin: LoadedPlugin, ctx: Context, variables: Variables, batch: Batch, *, stage: str) -> Any:
+def prove(
+    plugin: LoadedPlugin,
+    ctx: Context,
+    variables: Variables,
+    batch: Batch,
+    *,
+    stage: str,
+    update: Callable[[Variables, Stats], Any] | None = None,
+) -> Any:
     """Traces `loss_fn` (stages train, eval) or `predict_fn` (predict) over abstract values: nothing is computed.
 
     Where a loss is trained, `update_state` too.
@@ -242,6 +250,8 @@ def prove(plugin: LoadedPlugin, ctx: Context, variables: Variables, batch: Batch
     Args:
         variables: abstract ones.
         batch: one real or abstract batch.
+        stage: which function is meant.
+        update: the plugin's `update_state`, given what it is given in training; default: all of the variables.
 
     Returns:
         The abstract `Loss` or outputs.
@@ -261,5 +271,5 @@ def prove(plugin: LoadedPlugin, ctx: Context, variables: Variables, batch: Batch
 
     found = jax.eval_shape(predict if stage == "predict" else loss, variables, abstract, key)
     if train and plugin.update_state is not None:
-        jax.eval_shape(functools.partial(update_state, plugin, ctx), variables, found.stats)
+        jax.eval_shape(update or functools.partial(update_state, plugin, ctx), variables, found.stats)
     return found

@@ -35,8 +35,12 @@ Ints = NDArray[np.int32]
 
 
 def pad(
-    rows: Sequence[Sequence[int]], length: int, value: int, side: Literal["left", "right"] = "right"
-) -> tuple[Ints, Ints]:
+    rows: Sequence[Sequence[int]],
+    length: int,
+    value: int,
+    side: Literal["left", "right"] = "right",
+    dtype: type[np.generic] = np.int32,
+) -> tuple[Any, Ints]:
     """Rows of different lengths as one array of a fixed shape, so that a compiled step fits every batch.
 
     Args:
@@ -44,6 +48,7 @@ def pad(
         length: L.
         value: what fills the rest, `tokenizer.pad_token_id` for ids, `IGNORED_LABEL` for labels.
         side: where it goes; models continue prompts that are padded on the left.
+        dtype: of the padded rows.
 
     Returns:
         The padded rows [B, L] and their mask [B, L], 1 where a row has an element of its own.
@@ -54,7 +59,7 @@ def pad(
     >>> pad([[5, 6, 7], [8]], 4, value=0, side="left")[0].tolist()
     [[0, 5, 6, 7], [0, 0, 0, 8]]
     """
-    padded = np.full((len(rows), length), value, np.int32)
+    padded = np.full((len(rows), length), value, dtype)
     mask = np.zeros((len(rows), length), np.int32)
     for index, row in enumerate(rows):
         if len(row) > length:
@@ -79,10 +84,20 @@ def stack_rows(ctx: Context, rows: Sequence[Mapping[str, Any]]) -> dict[str, NDA
     length = ctx.recipe.data.max_length
     side: Literal["left", "right"] = "left" if ctx.stage == "predict" else "right"
     fill = {"input_ids": padding_id(tokenizer_of(ctx)), "labels": IGNORED_LABEL}
+    for row in rows:
+        if row.keys() != rows[0].keys() or "input_ids" not in row:
+            problem = (
+                f"stack_rows got {', '.join(row)} beside {', '.join(rows[0])}: rows have input_ids, and fields alike"
+            )
+            remedy = (
+                "return the same fields for every example; with a collate_fn from builtin(), take its encode_fn too"
+            )
+            raise PluginError("collate_fn", problem, remedy)
     batch: dict[str, NDArray[Any]] = {}
     for name in rows[0]:
-        values, mask = pad([row[name] for row in rows], length, fill.get(name, 0), side)
-        batch[name] = values
+        values = [row[name] for row in rows]
+        is_float = any(np.asarray(value).dtype.kind == "f" for value in values if len(value))
+        batch[name], mask = pad(values, length, fill.get(name, 0), side, np.float32 if is_float else np.int32)
         if name == "input_ids":
             batch["attention_mask"] = mask
     return batch

@@ -178,3 +178,16 @@ def test_a_python_without_library_source_is_an_error(monkeypatch, tmp_path):
     assert str(caught.value) == (
         f"{tmp_path}: this Python has no library source files\n  -> use a Python installed with them"
     )
+
+
+def test_rows_are_stacked_with_the_type_of_each_field(context):
+    ctx = context("causal_lm", max_length=3)
+    rows = [{"input_ids": [1, 2], "weights": np.float32([0.5, 2])}, {"input_ids": [3], "weights": np.int32([])}]
+    batch = parts.stack_rows(ctx, rows)
+    assert {name: value.tolist() for name, value in batch.items()} == {
+        "input_ids": [[1, 2, 256], [3, 256, 256]],
+        "weights": [[0.5, 2.0, 0.0], [0.0, 0.0, 0.0]],
+        "attention_mask": [[1, 1, 0], [1, 0, 0]],
+    }
+    with pytest.raises(PluginError, match="take its encode_fn too"):
+        parts.stack_rows(ctx, [{"text": "raw"}])

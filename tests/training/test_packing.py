@@ -1,6 +1,8 @@
 """Texts that share a row: the loss and gradient of each text alone, whatever attention; and runs that pack."""
 
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -173,6 +175,81 @@ def test_what_cannot_be_packed_is_refused(overrides, message):
     start, _, rest = message.partition("SHIPPED")
     assert start in str(caught.value)
     assert rest in str(caught.value)
+
+
+def own_plugin(body, loss="ctx.model.next_token_loss(params, **batch, rng=rng, train=train)"):
+    Path("own.py").write_text(f"""
+import pathlib
+
+def encode_fn(ctx, example):
+    ids = list(example["text"].encode())
+    {body}
+
+def loss_fn(ctx, params, batch, rng, train):
+    return {loss}
+""")
+    return ["plugin.module=own.py", "eval={every: null, predict: false}"]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_loss_that_would_let_texts_see_each_other_is_refused():
+    given = own_plugin(
+        'return {"input_ids": ids}', 'ctx.model.next_token_loss(params, batch["input_ids"], labels=batch["labels"])'
+    )
+    with pytest.raises(RedcoError, match="no call of the model has segment_ids: they would see each other"):
+        validate("recipe.yaml", given)
+    assert not validate("recipe.yaml", [*given, "data.packing=false"])[0]["encoded"]["train"]["packed"]
+
+
+@pytest.mark.usefixtures("project")
+def test_rows_may_be_longer_than_a_model_has_positions_but_texts_may_not():
+    given = ["data.max_length=32", "eval={every: null, predict: false}"]
+    for positions in (18, 8):
+        config = f"{{model_type: gpt2, n_embd: 16, n_layer: 1, n_head: 2, n_positions: {positions}}}"
+        Path("recipe.yaml").write_text(re.sub(r"{model_type: llama.*?}", config, RECIPE, flags=re.DOTALL))
+        if positions == 18:
+            assert validate("recipe.yaml", given)[0]["encoded"]["train"]["packed"]
+    with pytest.raises(RedcoError, match="has texts of 18 tokens, but the model has positions for 8"):
+        validate("recipe.yaml", given)
+
+
+@pytest.mark.usefixtures("project")
+def test_an_example_that_is_left_out_is_counted():
+    given = own_plugin('return {"input_ids": ids} if len(ids) > 2 else None')
+    rows = validate("recipe.yaml", given)[0]["rows"]["train"]
+    assert rows["left out by encode_fn"]["rows"] == 7
+    assert train("recipe.yaml", [*given, "train.steps=2"]).step == 2
+
+
+@pytest.mark.usefixtures("project")
+def test_other_tokens_of_the_same_data_are_refused():
+    """Whatever they are due to: here a file that the plugin reads."""
+    Path("first.txt").write_text("a")
+    given = own_plugin('return {"input_ids": [*pathlib.Path("first.txt").read_bytes(), *ids]}')
+    train("recipe.yaml", [*given, "train.steps=2", "train.schedule=constant"])
+    Path("first.txt").write_text("b")
+    longer = [*given, "train.steps=3", "train.schedule=constant"]
+    with pytest.raises(RedcoError, match=r"trained with other data: data\.train: tokens differs"):
+        train("recipe.yaml", longer)
+    assert train("recipe.yaml", [*longer, "checkpoint.accept=data"]).step == 3
+
+
+@pytest.mark.usefixtures("project")
+def test_a_stream_of_a_plugin_is_not_packed():
+    given = own_plugin('return {"input_ids": ids}')
+    with Path("own.py").open("a") as file:
+        file.write("""
+class Endless:
+    def __iter__(self):
+        yield from ({"text": "abc" * (1 + number % 7)} for number in range(50))
+
+def load_examples(ctx, split):
+    return Endless() if split == "train" else None
+""")
+    given += ["data.train=null", "data.eval=null", "train.steps=2"]
+    with pytest.raises(RedcoError, match=r"data\.overflow: drop given, but the data are streamed"):
+        validate("recipe.yaml", [*given, "data.overflow=drop"])
+    assert train("recipe.yaml", given).step == 2
 
 
 @pytest.mark.usefixtures("project")

@@ -26,15 +26,11 @@ class Pieces:
         text: number of the text of each piece.
         start: its first token in the text.
         stop: the token after its last.
-        truncated: texts of which the end is left out.
-        dropped: texts that are left out, empty ones apart.
     """
 
     text: Numbers
     start: Numbers
     stop: Numbers
-    truncated: Numbers
-    dropped: Numbers
 
     def __len__(self) -> int:
         return len(self.text)
@@ -57,18 +53,15 @@ def pieces_of(lengths: Any, capacity: int, overflow: Overflow) -> Pieces:
     [4, 1, 2]
     """
     lengths = np.asarray(lengths, np.int64)
-    longer = np.flatnonzero(lengths > capacity)
-    none = np.zeros(0, np.int64)
     if overflow == "split":
         counts = -(-lengths // capacity)
         text = np.repeat(np.arange(len(lengths)), counts)
         number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         start = number * capacity
-        return Pieces(text, start, np.minimum(start + capacity, lengths[text]), none, none)
+        return Pieces(text, start, np.minimum(start + capacity, lengths[text]))
     kept = lengths > 0 if overflow == "truncate" else (lengths > 0) & (lengths <= capacity)
     text = np.flatnonzero(kept)
-    truncated, dropped = (longer, none) if overflow == "truncate" else (none, longer)
-    return Pieces(text, np.zeros_like(text), np.minimum(lengths[text], capacity), truncated, dropped)
+    return Pieces(text, np.zeros_like(text), np.minimum(lengths[text], capacity))
 
 
 def best_fit(lengths: Any, capacity: int) -> tuple[Numbers, Numbers]:

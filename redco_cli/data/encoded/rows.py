@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,14 @@ from redco_cli.row_notes import WITHOUT_LOSS
 
 IDS, LABELS, SEGMENTS, POSITIONS = "input_ids", "labels", "segment_ids", "position_ids"
 
-_AT_ONCE = 10_000
-"""Pieces whose labels are in memory at once."""
+_AT_ONCE, _SAMPLE = 10_000, 256
+"""Pieces whose labels are in memory at once; texts whose tokens are in the digest."""
+
+
+def longer_note(capacity: int, overflow: Overflow) -> str:
+    """What is noted of texts that are longer than a row."""
+    done = {"truncate": "cut", "split": "split", "drop": "left out"}[overflow]
+    return f"longer than data.max_length {capacity}, and {done}"
 
 
 @dataclass(frozen=True)
@@ -93,17 +100,18 @@ class Rows(Sequence[Row]):
 
     def notes(self) -> Counter[str]:
         """What is to be said of the texts, to how many of them. Reads all labels."""
-        notes, pieces, limit = Counter(self.encoded.notes), self.pieces, f"data.max_length {self.capacity}"
-        notes[f"longer than {limit}, and cut"] += len(pieces.truncated)
-        notes[f"longer than {limit}, and left out"] += len(pieces.dropped)
-        if self._overflow == "split":
-            notes[f"longer than {limit}, and split"] += int((np.bincount(pieces.text) > 1).sum())
+        notes = Counter(self.encoded.notes)
+        notes[longer_note(self.capacity, self._overflow)] += int((self.encoded.lengths > self.capacity).sum())
+        pieces = self.pieces
         notes[WITHOUT_LOSS] += len(self.encoded) - len(np.unique(pieces.text[self._teaching()]))
         return +notes
 
     def _teaching(self) -> NDArray[np.bool_]:
         """Of each piece, whether one of its labels but the first, which nothing predicts, counts."""
         labels, offsets = self.encoded.values[LABELS], self.encoded.offsets[LABELS]
+        if not np.array_equal(offsets, self.encoded.offsets[IDS]):  # targets of their own, all of which count
+            counted = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(labels) != self._ignored)])
+            return (counted[offsets[1:]] > counted[offsets[:-1]])[self.pieces.text]
         first = offsets[self.pieces.text] + self.pieces.start + 1
         stop = first - 1 + self.pieces.lengths
         found = np.zeros(len(first), bool)
@@ -114,6 +122,21 @@ class Rows(Sequence[Row]):
             before = np.concatenate([np.zeros(1, np.int64), np.cumsum(counted)])
             found[chunk] = before[stop[chunk] - origin] > before[first[chunk] - origin]
         return found
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest piece."""
+        return int(self.pieces.lengths.max(initial=0))
+
+    @property
+    def digest(self) -> str:
+        """Of the lengths of all texts and the tokens of a sample: other rows have another."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.encoded.lengths).tobytes())
+        count = len(self.encoded)
+        for number in sorted({round(one) for one in np.linspace(0, count - 1, min(count, _SAMPLE))}):
+            for name, field in sorted(self.encoded[number].items()):
+                digest.update(name.encode() + np.ascontiguousarray(field).tobytes())
+        return digest.hexdigest()[:16]
 
     def place(self, index: int) -> str:
         """Where the texts of a row are from."""

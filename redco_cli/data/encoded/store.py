@@ -12,7 +12,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 _DOCUMENT = "encoded.json"
 _VERSION = 1
+_DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def read_encoded(directory: Path, measure: str) -> Encoded | None:
         directory: that `write_encoded` made.
         measure: the field whose length is that of a text.
     """
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
         document = json.loads((directory / _DOCUMENT).read_bytes())
         if document["version"] != _VERSION:
             return None
@@ -74,7 +76,8 @@ def read_encoded(directory: Path, measure: str) -> Encoded | None:
             name: _mapped(directory / f"{name}.bin", np.dtype(dtype), int(offsets[name][-1]))
             for name, dtype in document["fields"].items()
         }
-        os.utime(directory)
+        with contextlib.suppress(OSError):  # of another user
+            os.utime(directory)
         return Encoded(values, offsets, measure, document["notes"])
     return None
 
@@ -100,7 +103,7 @@ class Collector:
         self._parts: dict[str, list[NDArray[Any]]] = {}
         self._files: dict[str, BinaryIO] = {}
         self._ends: dict[str, list[int]] = {}
-        self._types: dict[str, np.dtype[Any]] = {}
+        self._types: dict[str, np.dtype[Any] | None] = {}  # None until a text has something there
         self._skipped = 0  # before the first that is not
 
     def __enter__(self) -> Collector:
@@ -126,26 +129,31 @@ class Collector:
             self._skipped += not self._ends
             return
         if not self._types:
-            self._types = {name: value.dtype for name, value in text.items()}
+            self._types = dict.fromkeys(text)
             self._ends = {name: [0] * (self._skipped + 1) for name in text}
             self._parts = {name: [] for name in text}
             if self._partial is not None:
                 self._files = {name: (self._partial / f"{name}.bin").open("wb") for name in text}
-        if {name: value.dtype for name, value in text.items()} != self._types:
-            given, first = (", ".join(map(str, one)) for one in (text, self._types))
-            raise ValueError(f"it has the fields {given}, but examples before it {first}, of one type each")
+        if text.keys() != self._types.keys():
+            given, first = (", ".join(one) for one in (text, self._types))
+            raise ValueError(f"it has the fields {given}, but examples before it {first}")
         for name, value in text.items():
+            if len(value) and self._types[name] is None:
+                self._types[name] = value.dtype
+            elif len(value) and value.dtype != self._types[name]:
+                raise ValueError(f"its field {name} is {value.dtype}, but {self._types[name]} in examples before it")
             self._ends[name].append(self._ends[name][-1] + len(value))
             if self._partial is None:
                 self._parts[name].append(value)
             else:
                 self._files[name].write(np.ascontiguousarray(value).tobytes())
 
-    def finish(self, notes: Mapping[str, int]) -> Encoded:
+    def finish(self, notes: Mapping[str, int], *, replace: bool = False) -> Encoded:
         """All texts, on disk where they are kept there.
 
         Args:
             notes: what was noted of them, to how many.
+            replace: whether what is there is out of date.
 
         Raises:
             ValueError: all were left out.
@@ -155,35 +163,41 @@ class Collector:
             raise ValueError("every example is left out")
         offsets = {name: np.array(ends, np.int64) for name, ends in self._ends.items()}
         if self._partial is None or self._directory is None:
-            values = {name: np.concatenate(parts) for name, parts in self._parts.items()}
+            values = {
+                name: np.concatenate(parts).astype(self._types[name] or np.int32) for name, parts in self._parts.items()
+            }
             return Encoded(values, offsets, self._measure, dict(notes))
         for name, file in self._files.items():
+            file.flush()
+            os.fsync(file.fileno())
             file.close()
             np.save(self._partial / f"{name}.offsets.npy", offsets[name])
-        fields = {name: dtype.str for name, dtype in self._types.items()}
+        fields = {name: (dtype or np.dtype(np.int32)).str for name, dtype in self._types.items()}
         document = {"version": _VERSION, "fields": fields, "notes": dict(notes)}
         (self._partial / _DOCUMENT).write_text(json.dumps(document))
-        if read_encoded(self._directory, self._measure) is None:
-            shutil.rmtree(self._directory, ignore_errors=True)  # it is damaged
+        # What this process has written stays readable for it when its place is taken, or cannot be.
+        found = read_encoded(self._partial, self._measure)
+        if found is None:
+            raise OSError(f"{self._partial} cannot be read back")
+        if replace or read_encoded(self._directory, self._measure) is None:
+            shutil.rmtree(self._directory, ignore_errors=True)
         with contextlib.suppress(OSError):  # another process was faster: what it wrote is the same
             self._partial.rename(self._directory)
-        found = read_encoded(self._directory, self._measure)
-        if found is None:
-            raise OSError(f"{self._directory} cannot be read back")
         return found
 
 
 def forget_oldest(directory: Path, kept: int) -> None:
-    """Deletes what was used longest ago among the directories of a cache.
+    """Deletes what was used longest ago among the directories of a cache, unless that was within the last day.
 
     Args:
         directory: that holds them.
-        kept: how many stay.
+        kept: how many stay in any case.
     """
-    found = sorted(_entries(directory), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found[kept:]:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _entries(directory: Path) -> Iterable[Path]:
-    return [path for path in directory.iterdir() if path.is_dir()] if directory.is_dir() else []
+    found: list[tuple[float, Path]] = []
+    for path in directory.iterdir() if directory.is_dir() else ():
+        with contextlib.suppress(OSError):  # another process forgets it as well
+            if path.is_dir():
+                found.append((path.stat().st_mtime, path))
+    for used, path in sorted(found, reverse=True)[kept:]:
+        if time.time() - used > _DAY:
+            shutil.rmtree(path, ignore_errors=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,19 @@ _WIDEST_HEAD = 128
 _EXPERTS = ("layers/experts/gate", "layers/experts/up", "layers/experts/down")
 """Parameters that hold an array of each expert."""
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "segment_ids")
+
+_calls: ContextVar[list[bool] | None] = ContextVar("calls", default=None)
+
+
+@contextlib.contextmanager
+def calls_with_segments() -> Iterator[list[bool]]:
+    """Within it, of each call of a decoder that is traced, whether it was given `segment_ids`."""
+    calls: list[bool] = []
+    token = _calls.set(calls)
+    try:
+        yield calls
+    finally:
+        _calls.reset(token)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +203,9 @@ class DecoderModel:
         self, params: Params, method: str, inputs: tuple[Any, ...], named: dict[str, Any], rng: Any, train: bool
     ) -> Any:
         given = self._bind(inputs, named)
+        calls = _calls.get()
+        if calls is not None:
+            calls.append(given.get("segment_ids") is not None)
         config = self.decoder
         dropout = train and any((config.embedding_dropout, config.attention_dropout, config.residual_dropout))
         if dropout and rng is None:

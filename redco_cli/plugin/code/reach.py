@@ -31,7 +31,7 @@ from redco_cli.plugin.code.syntax import (
 
 _AT_IMPORT = "what runs at import"
 _ORDER = "the order of what runs at import"
-_NAMERS = frozenset({"globals", "eval", "exec"})
+_NAMERS = frozenset({"globals", "locals", "vars", "dir", "eval", "exec"})
 """Functions by which code can reach any name of its own file."""
 _IMPORTERS = frozenset(
     {"import_module", "__import__", "run_path", "run_module", "spec_from_file_location", "SourceFileLoader", "exec"}

@@ -22,6 +22,7 @@ from typing import Any
 
 from redco_cli.console import CountProgress, note, warn
 from redco_cli.data.digests import FileDigests, alike, example_digests, source_digests
+from redco_cli.data.encoded.rows import Rows
 from redco_cli.errors import DataError, Interrupted, PluginError, RecipeError, RedcoError, Requeue
 from redco_cli.job import Job
 from redco_cli.plugin.code.digests import training_code
@@ -33,6 +34,8 @@ CONTINUATION_NAME = ".continuation.json"
 """The file in an output directory that says what a run may go on with until it has saved its next checkpoint."""
 _MEANT = {"plugin": "code", "data": "data"}
 _EVAL = "data.eval: "
+_TOKENS = "tokens"
+"""What `encode_fn` has made of the data, by which also another tokenizer is noticed."""
 _LISTED = 8
 _SHOWN_FROM = 2**28
 """Bytes of data files from which it is shown how far reading them has come."""
@@ -82,6 +85,9 @@ class Identity:
                     digests = source_digests(source, examples, self.job.loaded.directory, known)
                 else:
                     digests = example_digests(examples, Path(self.job.plugin.file).resolve().parent)
+                rows = self.job.train_rows if split == "train" else self.job.eval_rows
+                if isinstance(rows, Rows):
+                    digests[_TOKENS] = rows.digest
                 found |= {f"data.{split}: {name}": digest for name, digest in digests.items()}
         return found
 
@@ -146,6 +152,8 @@ def compared(loaded: LoadedRecipe, identity: Identity, checkpoint: Path, meta: M
     unrecorded: list[Mapping[str, Any]] = []
     problems: list[RedcoError] = []
     every = {what: differences(before[what], now[what]) for what in _MEANT}
+    if every["plugin"]:  # other code makes other tokens of the same data
+        every["data"] = [one for one in every["data"] if not one.endswith((f"{_TOKENS} differs", f"{_TOKENS} is new"))]
     for what, changes in every.items():
         counted = [one for one in changes if ranked or not one.startswith(_EVAL)]
         mark = _mark(what, meta, now)

@@ -32,10 +32,9 @@ def test_what_was_encoded_is_read_from_disk(tmp_path):
     first = encoded(tmp_path / "kept")
     assert sorted(path.name for path in tmp_path.rglob("*.bin")) == ["input_ids.bin", "labels.bin"]
 
-    def never(example):
-        raise AssertionError(example)
-
-    again, in_memory = encoded(tmp_path / "kept", function=never), encoded()
+    changed = (tmp_path / "kept/labels.bin").stat().st_mtime_ns
+    again, in_memory = encoded(tmp_path / "kept"), encoded()
+    assert (tmp_path / "kept/labels.bin").stat().st_mtime_ns == changed
     for number in range(len(TEXTS)):
         for one in (first, again):
             assert {name: field.tolist() for name, field in one[number].items()} == {
@@ -49,7 +48,22 @@ def test_what_is_damaged_is_encoded_again(tmp_path):
     encoded(tmp_path / "kept")
     (tmp_path / "kept/labels.bin").write_bytes(b"")
     assert encoded(tmp_path / "kept")[0]["labels"].tolist() == [1, IGNORED, 3]
-    assert encoded(tmp_path / "kept", function=None)[0]["labels"].tolist() == [1, IGNORED, 3]
+    for name in ("labels.offsets.npy", "encoded.json"):
+        (tmp_path / "kept" / name).write_bytes(b"")
+        assert encoded(tmp_path / "kept")[0]["labels"].tolist() == [1, IGNORED, 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_another_function_made_is_not_believed(tmp_path):
+    """It may read what no digest of its code knows of."""
+    encoded(tmp_path / "kept")
+
+    def other(example):
+        found = encode(example)
+        return found and {**found, "labels": found["input_ids"]}
+
+    assert encoded(tmp_path / "kept", function=other)[0]["labels"].tolist() == [1, 2, 3]
+    assert encoded(tmp_path / "kept", function=other, examples=TEXTS[:2]).lengths.tolist() == [3, 5]
 
 
 def test_what_is_cut_off_leaves_nothing(tmp_path):
@@ -73,6 +87,24 @@ def test_what_is_cut_off_leaves_nothing(tmp_path):
 def test_what_cannot_be_kept_is_refused(function, message):
     with pytest.raises((DataError, PluginError), match=message):
         encoded(function=function)
+
+
+def test_fields_of_other_lengths_and_types():
+    """As of a translation: five ids and two labels; and weights, of which an empty text has none."""
+    made = encoded(
+        examples=[{"ids": []}, {"ids": [1, 2, 3, 4, 5]}, {"ids": [6]}],
+        function=lambda example: {
+            "input_ids": np.array(example["ids"], np.int32),
+            "labels": np.array([IGNORED, 7] if len(example["ids"]) > 1 else [IGNORED], np.int32),
+            "weights": np.array([0.5] * len(example["ids"]), np.float32 if example["ids"] else np.int32),
+        },
+    )
+    found = rows(packed=False, found=made)
+    assert found.notes()["without a token that carries loss"] == 2
+    assert [row["labels"].tolist() for row in found] == [[IGNORED, 7], [IGNORED]]
+    assert found[0]["weights"].tolist() == [0.5] * 4
+    assert found.longest == 4
+    assert found.digest != rows(packed=False).digest == rows(packed=True).digest
 
 
 def test_rows_with_one_text_each():
