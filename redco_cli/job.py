@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
 from redco_cli.data.places import place_of
-from redco_cli.errors import DataError, PluginError, RecipeError
+from redco_cli.errors import DataError, RecipeError
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.decoder.model import calls_with_segments
@@ -30,7 +30,14 @@ from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import OtherModelSection, Recipe
-from redco_cli.splits import encoded_rows, find_examples, refuse_unencoded, refuse_without_eval, rows_of
+from redco_cli.splits import (
+    encoded_rows,
+    find_examples,
+    refuse_unencoded,
+    refuse_unseen_segments,
+    refuse_without_eval,
+    rows_of,
+)
 
 Collate = Callable[..., Mapping[str, Any]]
 """(examples, step=None) to a batch: the plugin's `collate_fn`, told the steps done before a batch of training."""
@@ -147,7 +154,12 @@ Given = Sequence[Example] | Callable[[LoadedPlugin], Sequence[Example]]
 
 
 def prepare(
-    loaded: LoadedRecipe, *, stages: Sequence[Stage], given: Given | None = None, init_shapes: Shapes | None = None
+    loaded: LoadedRecipe,
+    *,
+    stages: Sequence[Stage],
+    given: Given | None = None,
+    init_shapes: Shapes | None = None,
+    known: Job | None = None,
 ) -> Job:
     """Finds plugin, tokenizer, model and data, and proves the plugin's functions on a real batch.
 
@@ -157,6 +169,7 @@ def prepare(
         given: examples to take as eval examples, instead of the recipe's.
         init_shapes: what a checkpoint says of the batch that the plugin's own model is built with; without it,
             `init_batch` says so, or else the first batch of the first stage.
+        known: a job of the same data, of which the examples are taken instead of reading and encoding them again.
 
     Raises:
         RedcoError: something is missing, malformed, or breaks the contract.
@@ -178,23 +191,30 @@ def prepare(
         remedy = "leave it out, and let run_fn compare what run.evaluate() returns"
         raise RecipeError(loaded.where("eval.patience"), problem, remedy)
     if "train" in stages:
-        job = replace(job, train_examples=find_examples(loaded, plugin, job.context("train"), "train"))
+        job = replace(job, train_examples=_examples(job, "train", known))
         if job.train_examples is None:
             found = "" if plugin.load_examples is None else "; load_examples(ctx, 'train') returned None"
             remedy = "add data.train, or let load_examples(ctx, 'train') of the plugin return examples"
             raise DataError(loaded.where("data.train"), f"there is no training data{found}", remedy)
     given = given(plugin) if callable(given) else given
-    job = replace(
-        job, eval_examples=find_examples(loaded, plugin, job.context("eval"), "eval") if given is None else given
-    )
+    job = replace(job, eval_examples=_examples(job, "eval", known) if given is None else given)
     if job.eval_examples is None:
         refuse_without_eval(loaded, stages)
     if job.model is None:
         job = _with_own_model(job, stages[0] if stages else "predict")
     job = replace(job, model=assembled(loaded.recipe, job.model, loaded.where))
-    job = _with_rows(job, stages)
+    if known is None:
+        job = _with_rows(job, stages)
+    else:
+        job = replace(job, train_rows=known.train_rows, eval_rows=known.eval_rows)
     first = prove_plugin(job, stages)
     return job if first is None or job.init_shapes is not None else replace(job, init_shapes=shapes_of(first))
+
+
+def _examples(job: Job, split: Literal["train", "eval"], known: Job | None) -> Any:
+    if known is not None:
+        return known.train_examples if split == "train" else known.eval_examples
+    return find_examples(job.loaded, job.plugin, job.context(split), split)
 
 
 def _with_rows(job: Job, stages: Sequence[Stage]) -> Job:
@@ -234,18 +254,10 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
         with calls_with_segments() as calls:
             proved = prove(job.plugin, ctx, job.abstract, batch, stage=stage, update=job.update_state)
         if stage != "predict":
-            _refuse_unseen_segments(job, job.train_rows if stage == "train" else job.eval_rows, calls)
+            refuse_unseen_segments(job.plugin, job.train_rows if stage == "train" else job.eval_rows, calls)
         if stage == "eval" and "train" in stages:
             _check_best_metric(job, ["loss", *proved.metrics])
     return first
-
-
-def _refuse_unseen_segments(job: Job, rows: Any, calls: Sequence[bool]) -> None:
-    """Refuses a loss that reads rows of several texts, and tells no model where one ends."""
-    if getattr(rows, "is_packed", False) and not any(calls):
-        problem = "several texts share a row, but no call of the model has segment_ids: they would see each other"
-        remedy = "pass on all arrays: ctx.model.next_token_loss(params, **batch, ...); or set data.packing: false"
-        raise PluginError(f"{job.plugin.file}: loss_fn", problem, remedy)
 
 
 def _check_best_metric(job: Job, known: Sequence[str]) -> None:

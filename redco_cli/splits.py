@@ -185,6 +185,23 @@ def _packs(models: Mapping[str, Any]) -> bool:
     return all(getattr(model, "packs", False) for model in models.values())
 
 
+def refuse_unseen_segments(plugin: LoadedPlugin, rows: Any, calls: Sequence[bool]) -> None:
+    """Refuses a loss that reads rows of several texts, and tells no model where one ends.
+
+    Args:
+        plugin: its loss was traced.
+        rows: what that reads.
+        calls: of each call of a model in it, whether it was given `segment_ids`.
+
+    Raises:
+        PluginError: none was.
+    """
+    if isinstance(rows, Rows) and rows.is_packed and not any(calls):
+        problem = "several texts share a row, but no call of the model has segment_ids: they would see each other"
+        remedy = "pass on all arrays: ctx.model.next_token_loss(params, **batch, ...); or set data.packing: false"
+        raise PluginError(f"{plugin.file}: loss_fn", problem, remedy)
+
+
 def encoded_rows(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> list[Mapping[str, Any]]:
     """The examples of a batch as rows: those that were not encoded before are now, and cut; prompts keep their end.
 

@@ -105,4 +105,4 @@ def _with_choices(job: Job, best: Option) -> Job:
     recipe = job.recipe.model_copy(update={"train": train.model_copy(update=chosen)})
     origins = {**job.loaded.origins, **{f"train.{key}": "chosen for the memory of the devices" for key in chosen}}
     loaded = replace(job.loaded, recipe=recipe, origins=origins)
-    return prepare(loaded, stages=stages_of(recipe)) if "remat" in chosen else replace(job, loaded=loaded)
+    return prepare(loaded, stages=stages_of(recipe), known=job) if "remat" in chosen else replace(job, loaded=loaded)

@@ -125,7 +125,7 @@ def job_workload(job: Job) -> Workload:
     def recomputing() -> Workload:
         train = section.train.model_copy(update={"remat": "full"})
         loaded = replace(job.loaded, recipe=section.model_copy(update={"train": train}))
-        return job_workload(prepare(loaded, stages=("train",)))
+        return job_workload(prepare(loaded, stages=("train",), known=job))
 
     return Workload(
         name=job.loaded.path.stem,

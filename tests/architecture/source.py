@@ -29,8 +29,13 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def imports(path: Path, *, at_start: bool = False) -> Iterator[tuple[int, str]]:
+@functools.cache
+def imports(path: Path, *, at_start: bool = False) -> tuple[tuple[int, str], ...]:
     """Line and full name of each module of the package that a module imports; `at_start`: only while it is imported."""
+    return tuple(_imports(path, at_start))
+
+
+def _imports(path: Path, at_start: bool) -> Iterator[tuple[int, str]]:
     known = {dotted(module) for module in modules()}
     tree = parsed(path)
     inside = {child for node in ast.walk(tree) if _is_lazy(node) for child in ast.walk(node)} if at_start else set()

@@ -1,5 +1,7 @@
 """What training chooses for the memory of its devices: the run fits by plan, says so, and computes the same."""
 
+import io
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import jax
@@ -37,7 +39,9 @@ def devices_have(monkeypatch: pytest.MonkeyPatch):
 
 
 def job_of(*overrides: str) -> Job:
-    return prepare(load_recipe("recipe.yaml", overrides), stages=("train",))
+    """The job; what is said of its texts, all of which are cut, is not heard."""
+    with redirect_stderr(io.StringIO()):
+        return prepare(load_recipe("recipe.yaml", overrides), stages=("train",))
 
 
 def test_a_cpu_leaves_the_recipe_and_shares_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
