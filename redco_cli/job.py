@@ -15,7 +15,9 @@ import numpy as np
 from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
 from redco_cli.data.places import place_of
-from redco_cli.errors import DataError, RecipeError
+from redco_cli.encoding import encoded_rows, refuse_unencoded, refuse_unseen_segments, rows_of
+from redco_cli.errors import RecipeError
+from redco_cli.examples import find_examples, refuse_without_eval, refuse_without_train
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.decoder.model import calls_with_segments
@@ -30,14 +32,6 @@ from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import OtherModelSection, Recipe
-from redco_cli.splits import (
-    encoded_rows,
-    find_examples,
-    refuse_unencoded,
-    refuse_unseen_segments,
-    refuse_without_eval,
-    rows_of,
-)
 
 Collate = Callable[..., Mapping[str, Any]]
 """(examples, step=None) to a batch: the plugin's `collate_fn`, told the steps done before a batch of training."""
@@ -193,9 +187,7 @@ def prepare(
     if "train" in stages:
         job = replace(job, train_examples=_examples(job, "train", known))
         if job.train_examples is None:
-            found = "" if plugin.load_examples is None else "; load_examples(ctx, 'train') returned None"
-            remedy = "add data.train, or let load_examples(ctx, 'train') of the plugin return examples"
-            raise DataError(loaded.where("data.train"), f"there is no training data{found}", remedy)
+            refuse_without_train(loaded, plugin)
     given = given(plugin) if callable(given) else given
     job = replace(job, eval_examples=_examples(job, "eval", known) if given is None else given)
     if job.eval_examples is None:

@@ -12,7 +12,7 @@ ROWS = [
     {"placement"},
     {"batch_sizes"},
     {"job"},
-    {"splits"},
+    {"encoding", "examples"},
     {"models"},
     {"plugin", "data", "runtime", "console"},
     {"recipe"},

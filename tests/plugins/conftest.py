@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from redco_cli.encoding import encoded_rows
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from redco_cli.plugin.contract import Context, Loss
 from redco_cli.plugin.parts import builtin, next_token_loss
 from redco_cli.recipe.schema import Recipe
-from redco_cli.splits import encoded_rows
 
 MakeContext = Callable[..., Context]
 

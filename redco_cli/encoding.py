@@ -1,4 +1,4 @@
-"""The examples of a split, found, and the rows that a loss reads: encoded once, cut, and packed where that can be.
+"""From the examples of a split to the rows that a loss reads: encoded once, cut, and packed where that can be.
 
 A plugin without an `encode_fn` reads the examples themselves.
 """
@@ -14,23 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from redco_cli.console import CountProgress, note, warn
+from redco_cli.console import CountProgress, note
 from redco_cli.data.encoded.encode import LEFT_OUT, encoded_once
 from redco_cli.data.encoded.rows import IDS, LABELS, Row, Rows, longer_note
-from redco_cli.data.examples import check_examples, is_indexed
+from redco_cli.data.examples import is_indexed
 from redco_cli.data.reader import Rows as Read
-from redco_cli.data.resumable import ResumableStream, is_resumable
-from redco_cli.data.source import load_source
-from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, ExampleError, PluginError, RecipeError
 from redco_cli.plugin.calls import call_encode
 from redco_cli.plugin.code.digests import encoding_code
-from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example, Stage
-from redco_cli.plugin.examples import guard_examples, reading
-from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example
 from redco_cli.plugin.load import LoadedPlugin
-from redco_cli.recipe.data import SourceSection
-from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import Recipe
 from redco_cli.row_notes import NOTHING_REMEDY, WITHOUT_LOSS, RowCounts, note_rows, noting
 from redco_cli.runtime.cache import cache_directory
@@ -39,59 +32,6 @@ from redco_cli.version import __version__
 
 _TOLD = 2000
 """Examples from which on the progress of encoding is shown."""
-
-
-def find_examples(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, split: str) -> Any:
-    """The examples of a split from the recipe, else from the plugin, else None.
-
-    Args:
-        loaded: the recipe.
-        plugin: with or without `load_examples`.
-        ctx: what that is told, for the stage of the split.
-        split: `train` or `eval`.
-
-    Raises:
-        DataError, PluginError: the data cannot be read.
-    """
-    key = f"data.{split}"
-    source: SourceSection | None = getattr(loaded.recipe.data, split)
-    if source is not None:
-        streaming = loaded.recipe.data.streaming and split == "train"
-        tell, directory = _warner(loaded.where(key)), loaded.directory
-        return load_source(source, key, streaming=streaming, directory=directory, where=loaded.where, tell=tell)
-    if plugin.load_examples is None:
-        return None
-    where = f"{plugin.file}: load_examples"
-    with guarded(where, f"load_examples(ctx, {split!r})", plugin.file):
-        examples = plugin.load_examples(ctx, split)
-        if examples is None:
-            return None
-        examples = check_examples(examples, where)
-        if not is_indexed(examples) and is_resumable(examples):
-            examples = ResumableStream(examples, lambda: reading(plugin.file), _warner(where))
-    if split == "eval" and not is_indexed(examples):
-        problem = "the eval examples have no length, and each must be evaluated exactly once"
-        raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")
-    return examples if is_seekable(examples) else guard_examples(examples, plugin.file)
-
-
-def _warner(where: str) -> Callable[[str], None]:
-    """Warns of something at a place."""
-    return lambda text: warn(f"{where}: {text}")
-
-
-def refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
-    """Refuses a job that asks for what only eval examples can give."""
-    if "train" not in stages:
-        if "eval" in stages:
-            remedy = "give data.eval.path and data.eval.data_files, or let load_examples(ctx, 'eval') return examples"
-            raise DataError(loaded.where("data.eval"), "there is nothing to evaluate", remedy)
-        raise DataError(loaded.where("data.eval"), "there is nothing to predict", "give --input FILE, or add data.eval")
-    section = loaded.recipe.eval
-    asked = [key for key in ("every", "at_start", "predict", "patience") if getattr(section, key)]
-    if asked:
-        remedy = "add data.eval, or let load_examples(ctx, 'eval') return examples"
-        raise DataError(loaded.where(f"eval.{asked[0]}"), "there is no eval data", remedy)
 
 
 def refuse_unencoded(
