@@ -133,7 +133,7 @@ def loaded(kind: Any, directory: str) -> Any:
     ("family", "implementation", "dtype"),
     [
         ("llama", "decoder", torch.bfloat16),
-        ("gpt2", "hf_flax", torch.float16),
+        pytest.param("gpt2", "hf_flax", torch.float16, marks=pytest.mark.slow),
         pytest.param("llama", "hf_flax", torch.bfloat16, marks=pytest.mark.slow),
         pytest.param("gpt2", "decoder", torch.float32, marks=pytest.mark.slow),
         pytest.param("gemma", "auto", torch.bfloat16, marks=pytest.mark.slow),

@@ -210,6 +210,7 @@ def test_the_list_needs_neither_jax_nor_transformers() -> None:
     assert json.loads(found) == {"presets": list(preset_names()), "decoder_families": descriptions()}
 
 
+@pytest.mark.slow
 def test_opt_66b_on_64_devices_takes_seconds() -> None:
     """The goal is 15 s and 2 GiB on an idle machine."""
     settings = ["--devices", "64", "--device-memory", "32GiB", "--seq-length", "512", "--json"]

@@ -240,6 +240,7 @@ def test_what_is_exported_is_read_where_there_is_nothing_else(project: Path, tra
     assert not list((tmp_path / "moved").rglob("*.pyc"))
 
 
+@pytest.mark.slow
 def test_a_package_and_a_tokenizer_go_along(project: Path, tmp_path: Path) -> None:
     expected = outputs("runs/own")
     (project / "package").mkdir()
@@ -301,6 +302,7 @@ def test_an_export_takes_nothing_from_elsewhere(
     assert f"{refused_key.replace('FOLDER', str(tmp_path))} is not in out\n" in refused(load_model, "out")
 
 
+@pytest.mark.slow
 def test_half_precision(project: Path) -> None:
     exported = export("recipe.yaml", output="out", dtype="bfloat16", checkpoint="runs/own/checkpoint-2")
     assert exported.nbytes == 2 * (16 + 8 * 16 + 4 * 16 + 4 + 16 * 4)

@@ -93,6 +93,7 @@ def test_nothing_but_redco_speaks_while_it_trains(folder) -> None:
     assert out.startswith("evaluations\n")
 
 
+@pytest.mark.slow
 def test_nothing_but_redco_speaks_while_a_named_model_is_made(folder) -> None:
     """And transformers here."""
     folder.write(recipe__yaml=CHAT, train__jsonl='{"text": "hello"}\n' * 4)

@@ -238,6 +238,7 @@ def test_predictions_that_do_not_fit(small: str, monkeypatch: pytest.MonkeyPatch
     assert edits[1:] == ["  -> mesh: {fsdp: 8} saves about 56 B"]
 
 
+@pytest.mark.slow
 def test_exports_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     train("recipe.yaml", ["train.steps=1"])
     raised: list[Exception] = [jax.errors.JaxRuntimeError(ON_A_GPU), MemoryError()]

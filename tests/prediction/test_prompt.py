@@ -127,6 +127,7 @@ def test_refusals(here: Path, arguments: list[str], typed: str | None, code: int
     assert (done.exit_code, done.stdout, done.stderr.splitlines()[0]) == (code, "", message)
 
 
+@pytest.mark.slow
 def test_a_plugin_that_reads_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(PICTURES)

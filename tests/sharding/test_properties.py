@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 quickly = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 run_few = settings(
-    max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=UNSHRUNK
+    max_examples=3, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=UNSHRUNK
 )
 run_many = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), phases=UNSHRUNK)
 read_many = settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))

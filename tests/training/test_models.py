@@ -169,6 +169,7 @@ def ctx_option(run):
 """
 
 
+@pytest.mark.slow
 def test_an_outer_loop_leaves_its_teacher_as_it_is(distilled):
     with (distilled / "plugin.py").open("a") as file:
         file.write(ROUNDS)
@@ -178,6 +179,7 @@ def test_an_outer_loop_leaves_its_teacher_as_it_is(distilled):
         train("recipe.yaml", [*plain, "plugin.options.refresh=true", "output_dir=other"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_a_reference_without_weights_of_its_own_is_in_checkpoints():
     """What nobody else has: the random numbers that `model` began with."""

@@ -120,6 +120,7 @@ def test_a_packed_run(capfd):
     assert len(predict("run").read_text().splitlines()) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_packed_run_is_continued_exactly():
     train("recipe.yaml", ["output_dir=whole", "checkpoint.every=1"])

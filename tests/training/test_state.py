@@ -165,7 +165,8 @@ def test_predictions_know_state_and_step_and_may_use_averaged_parameters():
     assert not np.allclose(logits("['params']"), logits("['state']['ema']"), atol=0.01)
 
 
-@pytest.mark.parametrize("mesh", [pytest.param("mesh.data=4", marks=pytest.mark.slow), CUBE])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["mesh.data=4", CUBE])
 def test_batch_statistics_are_those_of_one_device(tiny_project, mesh):
     with (tiny_project / "plugin.py").open("a") as file:
         file.write(NORMED)

@@ -29,6 +29,7 @@ def apart(project: Path, *overrides: str) -> list[Ended]:
     return ended(children, 90)
 
 
+@pytest.mark.slow
 def test_an_output_directory_that_is_not_shared_is_named_on_all(project: Path) -> None:
     for end in apart(project):
         assert end.code == 1, end.err

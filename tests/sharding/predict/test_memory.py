@@ -50,7 +50,9 @@ def assert_close(predicted, compiled, within=0.25):
         assert predicted.activations + predicted.logits == pytest.approx(compiled.activations, rel=within)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("gpt2", "bert") else name for name in NAMES]
+)
 def test_one_device(name):
     predicted, compiled = compared(name, SMALL, ONE)
     assert compiled.activations > 2 * compiled.gradients

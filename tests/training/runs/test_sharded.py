@@ -120,6 +120,7 @@ def test_every_mesh_equals_one_device(trained, micro: int, meshes: list[str]) ->
         assert predict(name, output=f"{name}.jsonl").read_text() == predicted
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("llama")
 def test_a_decoder_on_every_axis_in_micro_batches_equals_one_device(trained) -> None:
     one = trained("one")

@@ -86,7 +86,7 @@ def test_wsd_goes_on_from_before_its_decay(capfd: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("choice", ["restart", "stretch"])
+@pytest.mark.parametrize("choice", ["restart", pytest.param("stretch", marks=pytest.mark.slow)])
 def test_other_schedules_are_asked_about_and_then_extended_once(choice: str, capfd: pytest.CaptureFixture[str]) -> None:
     settings = [*QUICK, "train.schedule=linear"]
     longer = [*settings, "train.steps=10"]

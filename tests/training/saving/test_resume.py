@@ -162,7 +162,14 @@ class Numbered(Stateful):
 """
 
 
-@pytest.mark.parametrize("kind", ["own", "datasets", "uncopied", "shuffled", "late", "numbered"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "own",
+        "datasets",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("uncopied", "shuffled", "late", "numbered")),
+    ],
+)
 def test_a_stream_of_a_plugin_continues_where_it_was_stopped(
     project: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
