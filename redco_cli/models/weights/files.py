@@ -113,7 +113,7 @@ def some(names: list[str]) -> str:
 def _weight_map(index: Path) -> dict[str, str]:
     try:
         return {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(str(index), f"the index is damaged: {error!r}", _AGAIN) from None
 
 

@@ -80,6 +80,11 @@ def test_names_that_no_file_of_weights_can_have(model, file):
     assert refusal(model).startswith(str(model))
 
 
+def test_an_index_that_is_nested_too_deep_is_damaged(model):
+    (model / INDEX).write_text("[" * 100_000)
+    assert refusal(model).startswith(f"{model}/{INDEX}: the index is damaged: RecursionError(")
+
+
 def test_links_and_folders_inside_are_fine(model, tmp_path):
     (model / "part").mkdir()
     (model / NAMES[1]).rename(model / "part" / NAMES[1])
