@@ -116,13 +116,13 @@ def _open_mpi(environ: Mapping[str, str]) -> Found | None:
     if "OMPI_COMM_WORLD_SIZE" not in environ:
         return None
     processes, process = _number(environ, "OMPI_COMM_WORLD_SIZE"), _number(environ, "OMPI_COMM_WORLD_RANK")
-    job, _, address = environ.get("OMPI_MCA_orte_hnp_uri", "").partition(";")
-    host = re.search(r"tcp://([^:,]+)|tcp6://\[([^],]+)", address)
-    if host is not None:
-        name = host[1] or f"[{host[2]}]"
-        return "Open MPI", processes, process, f"{name}:{_chosen_port(int(job.partition('.')[0]) // 4096)}"
-    alone = environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(processes)
-    return "Open MPI", processes, process, f"localhost:{_DEFAULT_PORT}" if alone else ""
+    uri = environ.get("OMPI_MCA_orte_hnp_uri", "")
+    job, address = re.match(r"\d+", uri), re.search(r"tcp://([^:,]+)|tcp6://\[([^],]+)", uri)
+    port = _chosen_port(int(job[0]) // 4096) if job is not None else _DEFAULT_PORT
+    if environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(processes):
+        return "Open MPI", processes, process, f"localhost:{port}"
+    host = "" if address is None else address[1] or f"[{address[2]}]"
+    return "Open MPI", processes, process, f"{host}:{port}" if host else ""
 
 
 def _slurm(environ: Mapping[str, str]) -> Found | None:
@@ -131,8 +131,10 @@ def _slurm(environ: Mapping[str, str]) -> Found | None:
         return None
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     port = _chosen_port(_number(environ, "SLURM_JOB_ID"))
-    address = f"{first_host(environ['SLURM_STEP_NODELIST'])}:{port}"
-    return "Slurm", _number(environ, tasks), _number(environ, "SLURM_PROCID"), address
+    # In a heterogeneous job the variables may speak of one of its components only.
+    alone = environ.get("SLURM_STEP_NUM_NODES") == "1" and "SLURM_HET_SIZE" not in environ
+    host = "localhost" if alone else first_host(environ["SLURM_STEP_NODELIST"])
+    return "Slurm", _number(environ, tasks), _number(environ, "SLURM_PROCID"), f"{host}:{port}"
 
 
 def _pmi(environ: Mapping[str, str]) -> Found | None:
