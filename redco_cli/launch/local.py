@@ -16,6 +16,7 @@ from types import FrameType
 from redco_cli.errors import UsageError
 from redco_cli.launch.orphan import LIFELINE
 from redco_cli.launch.output import pass_on
+from redco_cli.runtime.peers.addresses import listening_address
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
 from redco_cli.runtime.peers.secret import SECRET, new_secret
 from redco_cli.runtime.simulated_devices import simulate_devices
@@ -156,13 +157,15 @@ def _reading(printed: tuple[int, int], process: int) -> list[threading.Thread]:
 
 
 def _free_port() -> int:
-    """A port that is free, and the one after it too."""
+    """A port that is free, and the one after it too, where process 0 will listen."""
+    at = listening_address("localhost")
+    family = socket.AF_INET6 if ":" in at else socket.AF_INET
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("", 0))
+        with socket.socket(family) as first, socket.socket(family) as second:
+            first.bind((at, 0))
             port = int(first.getsockname()[1])
             try:
-                second.bind(("", port + 1))
+                second.bind((at, port + 1))
             except (OSError, OverflowError):
                 continue
             return port

@@ -1,4 +1,4 @@
-"""Where process 0 listens: at no more addresses than the other processes need. Imports no JAX."""
+"""Where process 0 listens, at no more addresses than the others need, and where they look for it. Imports no JAX."""
 
 from __future__ import annotations
 
@@ -35,7 +35,20 @@ def listening_address(host: str) -> str:
     # A name that leads to loopback here, as Debian has it of a machine's own name, leads elsewhere on other machines.
     if any(is_loopback(address) for address in found):
         return ""
-    return next((address for address in found if _is_own(address)), "")
+    # Of several, the other machines may know any one only: a name in DNS, all interfaces by nss-myhostname here.
+    own = {address for address in found if _is_own(address)}
+    return own.pop() if len(own) == 1 else ""
+
+
+def reached_address(host: str) -> str:
+    """Where to connect to a coordinator: its name, or on this machine alone the one address at which it listens.
+
+    `localhost` may resolve to `::1` first, where another program can listen at the same port.
+
+    Args:
+        host: of the coordinator, without brackets.
+    """
+    return listening_address(host) if is_loopback(host) else host
 
 
 def _resolved(host: str) -> list[str]:

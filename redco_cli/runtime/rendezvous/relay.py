@@ -12,13 +12,15 @@ import socket
 import threading
 import time
 
+from redco_cli.runtime.peers.addresses import reached_address
+
 _CHUNK = 2**16
 _PAUSE = 0.1  # seconds
 
 
 def open_relay(host: str, port: int) -> str:
     """Relays connections to `host:port`, in threads that end with the process; returns the address to connect to."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener, coordinator = socket.create_server(("127.0.0.1", 0)), (reached_address(host), port)
 
     def accept() -> None:
         while True:
@@ -28,7 +30,7 @@ def open_relay(host: str, port: int) -> str:
                 time.sleep(_PAUSE)
                 continue
             try:
-                far = socket.create_connection((host, port), 10)
+                far = socket.create_connection(coordinator, 10)
             except OSError:  # not up yet: JAX tries again
                 near.close()
                 continue

@@ -8,7 +8,7 @@ from redco_cli.errors import EXIT_USAGE, RedcoError, UsageError
 from redco_cli.recipe.load import load_recipe
 from redco_cli.runtime.doctor import examine
 from redco_cli.runtime.peers import addresses
-from redco_cli.runtime.peers.addresses import is_loopback, listening_address
+from redco_cli.runtime.peers.addresses import is_loopback, listening_address, reached_address
 from redco_cli.runtime.peers.secret import describe_secret, find_secret, insecure_warning, new_secret
 from redco_cli.runtime.rendezvous import join
 
@@ -145,6 +145,30 @@ def test_a_name_is_listened_for_at_its_own_address_where_it_is_of_this_machine(m
     assert listening_address("other") == ""  # behind a translation of addresses, such as a service's
     assert listening_address("debian") == ""  # on another machine that name is no loopback
     assert listening_address("unknown") == ""
+
+
+@pytest.mark.parametrize(
+    ("found", "address"),
+    [
+        (
+            ["fd00::2", "192.0.2.2"],
+            "",
+        ),  # all interfaces, by nss-myhostname: others know one, and not this machine which
+        (["192.0.2.2", "192.0.2.3"], ""),  # two network interfaces
+        (["192.0.2.2", "192.0.2.2"], "192.0.2.2"),
+        (["192.0.2.2", "10.9.9.9"], "192.0.2.2"),
+    ],
+)
+def test_of_several_own_addresses_none_is_listened_at_alone(found, address, monkeypatch):
+    resolving(monkeypatch, node1=found)
+    monkeypatch.setattr(addresses, "_is_own", lambda one: one != "10.9.9.9")
+    assert listening_address("node1") == address
+
+
+def test_a_coordinator_on_this_machine_is_looked_for_where_it_listens(monkeypatch):
+    resolving(monkeypatch, localhost=["::1", "127.0.0.1"], node1=["10.1.2.3"])
+    assert reached_address("localhost") == "127.0.0.1"
+    assert reached_address("node1") == "node1"  # resolved anew at each attempt
 
 
 @pytest.mark.parametrize(("address", "is_own"), [("127.0.0.1", True), ("0.0.0.0", False), ("192.0.2.1", False)])
