@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from redco_cli.errors import EXIT_INTERRUPTED, RedcoError
-from redco_cli.runtime.peers.addresses import listening_address
+from redco_cli.runtime.peers.addresses import listening_address, reached_address
 from redco_cli.runtime.peers.cluster import Cluster
 from redco_cli.runtime.peers.connection import Connection
 from redco_cli.runtime.peers.handshake import HandshakeError, OtherSecretError, UnansweredError, introduce
@@ -51,9 +51,7 @@ def meet(cluster: Cluster, known: Mapping[str, Any], seconds: float, early: Earl
     early.tell = lambda reason, code: _excuse(cluster, come, reason, code, secret)
     if cluster.process == 0:
         _open_server(cluster, known, seconds, secret)
-    wire = _come(cluster, known, deadline, seconds, secret)
-    come.append(wire)
-    message = _answer(wire, deadline + _PATIENCE)
+    wire, message = _heard(cluster, known, deadline, seconds, secret, come)
     if message.get("op") == "compare":
         keys, more = differing(known, secret, message["facts"])
         wire.send(op="differs", keys=keys, more=more)
@@ -76,6 +74,32 @@ def _no_process(cluster: Cluster, how: str) -> RedcoError:
     return RedcoError(str(cluster), problem, "look at what process 0 printed, or choose another port")
 
 
+def _heard(
+    cluster: Cluster, known: Mapping[str, Any], deadline: float, seconds: float, secret: bytes, come: list[Wire]
+) -> tuple[Wire, Message]:
+    """Comes to the server until it answers, with nothing where what is there is none.
+
+    A server that is overwhelmed, by strangers too, closes connections without a word: that is no reason to give up.
+
+    Args:
+        come: holds the connection by which this process has come.
+    """
+    is_back = False
+    while True:
+        wire = _come(cluster, known, deadline, seconds, secret, is_back=is_back)
+        come.append(wire)
+        try:
+            message = wire.receive(max(deadline + _PATIENCE - time.monotonic(), 0.0))
+        except (TimeoutError, ProtocolError):
+            return wire, {}
+        if message is not None:
+            return wire, message
+        come.clear()
+        wire.close()
+        is_back = True
+        time.sleep(_RETRY)
+
+
 def _come(
     cluster: Cluster,
     known: Mapping[str, Any],
@@ -84,9 +108,11 @@ def _come(
     secret: bytes,
     stopped: str | None = None,
     code: int = 0,
+    *,
+    is_back: bool = False,
 ) -> Wire:
-    """Says hello to the server, or that this process is about to end."""
-    wire = _connect(cluster, deadline, seconds, secret)
+    """Says hello to the server, perhaps not for the first time, or that this process is about to end."""
+    wire = _connect(cluster, deadline, seconds, secret, is_back=is_back)
     at = readable(f"{socket.gethostname()}, process id {os.getpid()}")
     left, mine = min(max(deadline - time.monotonic(), 0.0), MOST_SECONDS), digests(known, secret)
     who = {"process": cluster.process, "processes": cluster.processes, "at": at, "seconds": left}
@@ -98,8 +124,8 @@ def _come(
 def _excuse(cluster: Cluster, come: Sequence[Wire], reason: str, code: int, secret: bytes) -> None:
     """Tells the server, perhaps not reached yet, that this process was asked to stop; time for all to hear of it."""
     seconds = AT_ONCE if code == EXIT_INTERRUPTED else _LAST_WORDS
-    if come:
-        come[0].send(op="leave", peaceful=False, code=code, reason=readable(reason))
+    wire = next(iter(come), None)
+    if wire is not None and wire.send(op="leave", peaceful=False, code=code, reason=readable(reason)):
         time.sleep(seconds)  # in which this process ends by what the server answers
         return
     deadline = time.monotonic() + seconds
@@ -128,26 +154,33 @@ def _open_server(cluster: Cluster, known: Mapping[str, Any], seconds: float, sec
         )
     except OSError as error:
         with contextlib.suppress(OSError):
-            socket.create_connection((cluster.host, cluster.port + 1), 5).close()
+            socket.create_connection((reached_address(cluster.host), cluster.port + 1), 5).close()
             return
         problem = f"port {cluster.port + 1} cannot be listened at: {error.strerror or error}"
         raise RedcoError(str(cluster), problem, "choose another port: REDCO_COORDINATOR=host:port") from None
     RendezvousServer(listener, cluster.processes, seconds, secret, digests(known, secret).table)
 
 
-def _connect(cluster: Cluster, deadline: float, seconds: float, secret: bytes) -> Wire:
-    """Tries until process 0 listens and proves itself; a name may also begin to resolve only when its host is up."""
+def _connect(cluster: Cluster, deadline: float, seconds: float, secret: bytes, *, is_back: bool) -> Wire:
+    """Tries until process 0 listens and proves itself; a name may also begin to resolve only when its host is up.
+
+    Where it has proved itself once and listens no more, it has ended.
+    """
     reason, address = "nobody answered", f"{cluster.host}:{cluster.port + 1}"
-    answered = False
+    answered = is_back
     while (left := deadline - time.monotonic()) > 0:
         try:
-            connection = socket.create_connection((cluster.host, cluster.port + 1), min(_HANDSHAKE, left))
+            connection = socket.create_connection(
+                (reached_address(cluster.host), cluster.port + 1), min(_HANDSHAKE, left)
+            )
             return _introduced(cluster, connection, secret, min(deadline, time.monotonic() + _HANDSHAKE))
         except UnansweredError:
             answered = True
         except socket.gaierror as error:
             reason = f"{cluster.host} does not resolve ({error.strerror})"
         except (OSError, ValueError) as error:
+            if is_back and isinstance(error, ConnectionRefusedError):
+                raise _no_process(cluster, "closed the connection, and is there no more") from None
             reason = str(getattr(error, "strerror", None) or error).lower()
         time.sleep(_RETRY)
     if answered:

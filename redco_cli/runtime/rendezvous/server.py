@@ -47,7 +47,7 @@ class RendezvousServer:
         self._processes, self._seconds, self._table = processes, seconds, table
         self._lock, self._counting = threading.RLock(), threading.Lock()
         self._come: list[tuple[Message, Wire]] = []
-        self._served = 0
+        self._served: dict[Wire, bool] = {}  # whether each has said hello; the one served longest comes first
         self._decided = self._is_released = False
         self._found: Refusal | None = None
         self._asked: list[int] = []
@@ -62,22 +62,30 @@ class RendezvousServer:
         self._gate.open()
 
     def _enter(self, wire: Wire) -> None:
-        """Serves one that has proved itself, in a thread."""
+        """Serves one that has proved itself, in a thread; one that goes without an answer comes again.
+
+        Without a secret everyone proves itself: who says nothing, and has been here longest, makes room.
+        """
         with self._counting:
-            is_full = self._served >= 2 * self._processes + _SPARE
-            self._served += not is_full
-        if is_full:
-            wire.close()
+            goes = None
+            if len(self._served) >= 2 * self._processes + _SPARE:
+                goes = next((one for one, has_said in self._served.items() if not has_said), wire)
+                self._served.pop(goes, None)
+            if goes is not wire:
+                self._served[wire] = False
+        if goes is not None:
+            goes.close()
+        if goes is wire:
             return
         try:
             threading.Thread(target=self._serve, args=(wire,), daemon=True).start()
-        except RuntimeError:  # no thread is to be had: it may come again
+        except RuntimeError:  # no thread is to be had
             self._leave(wire)
 
     def _leave(self, wire: Wire) -> None:
         wire.close()
         with self._counting:
-            self._served -= 1
+            self._served.pop(wire, None)
 
     def _serve(self, wire: Wire) -> None:
         """One process, from its first word to the end of its connection."""
@@ -86,6 +94,10 @@ class RendezvousServer:
         except (TimeoutError, ProtocolError):
             hello = None
         is_one = hello is not None and hello["op"] == "hello" and hello["process"] < hello["processes"]
+        with self._counting:
+            is_one = is_one and wire in self._served  # else it has made room
+            if is_one:
+                self._served[wire] = True
         if hello is not None and is_one and self._is_welcome(hello, wire):
             how = self._attend(hello, wire)
             self._part(hello, wire, how)
