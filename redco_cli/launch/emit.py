@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Literal
 
 from redco_cli.errors import EXIT_FAILED, EXIT_REQUEUE, EXIT_USAGE, UsageError
 from redco_cli.launch.local import check_command
-from redco_cli.recipe.redaction import shown_override, variable_of
+from redco_cli.recipe.redaction import name_of, shown_override, variable_of
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESSES, TIMEOUT, timeout
 from redco_cli.runtime.peers.secret import SECRET, new_secret
 
@@ -17,6 +18,7 @@ Scheduler = Literal["slurm", "jobset"]
 _TIMEOUT = int(timeout({}))  # seconds after which a run that was asked to stop ends without saving
 _GRACE = _TIMEOUT + 120  # seconds between the signal to save and the end: the longest stop, and what comes after it
 _PORT = 8476
+_OVERRIDE = re.compile(r"[\w.-]+=|plugin\b")  # no prompt, which may speak of secrets
 _WORK = "/work"  # where the shared volume of a JobSet is mounted
 
 _SLURM = """\
@@ -150,9 +152,10 @@ def submission(scheduler: Scheduler, command: Sequence[str], processes: int, dev
 def _refuse_secrets(command: Sequence[str]) -> None:
     """A file to submit is kept and shared."""
     for argument in command:
-        if argument.startswith("plugin.") and shown_override(argument) != argument:
-            key = argument.partition("=")[0]
-            remedy = (
-                f"leave it out, and set {variable_of(key)} in the environment of the job, from where you keep secrets"
-            )
+        if _OVERRIDE.match(argument) and shown_override(argument) != argument:
+            key = name_of(argument)
+            parent, _, name = key.rpartition(".")
+            lost = key != key.lower() or "-" in key  # the name of a variable keeps neither
+            variable = f"{variable_of(parent)}='{{{name}: ...}}'" if lost else variable_of(key)
+            remedy = f"leave it out, and set {variable} in the environment of the job, from where you keep secrets"
             raise UsageError(f"command line: {key}", "is a secret, and would be in the file", remedy)

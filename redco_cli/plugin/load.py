@@ -256,7 +256,9 @@ def _option_problem(detail: Any, known: list[str], file: str, where: Callable[[s
         return Problem(place, "the plugin needs this option", f"add it; {declared}")
     if detail["type"] == "value_error":
         return Problem(place, f"{detail['ctx']['error']}", declared)
-    return Problem(place, f"{shown_value('.'.join(path), detail['input'])!r} given: {detail['msg']}", declared)
+    return Problem(
+        place, f"{shown_value('.'.join(('plugin.options', *path)), detail['input'])!r} given: {detail['msg']}", declared
+    )
 
 
 def _relative(file: str) -> str:

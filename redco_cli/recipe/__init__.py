@@ -6,6 +6,6 @@ mistake with its line.
 
 Start with `schema`: every key with its type, unit and default (`section` is the base of all sections, `devices` those
 about meshes, `durations` lengths such as `5%`). `load` merges the sources, `yaml12` reads YAML, `explain` words the
-mistakes, `redaction` hides secrets in all that is written. `paths` makes relative paths absolute; `shipped` and
-`starter` find and copy the recipes that come with redco.
+mistakes, `redaction` hides in all that is written what `secrecy` calls a secret. `paths` makes relative paths absolute;
+`shipped` and `starter` find and copy the recipes that come with redco.
 """

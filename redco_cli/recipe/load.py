@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from redco_cli.errors import RecipeError, UsageError
 from redco_cli.recipe.explain import accepts_only_text, did_you_mean, explain, refuse_written_consent
-from redco_cli.recipe.redaction import parse_value, shown_override
+from redco_cli.recipe.redaction import key_among, parse_value, shown_override
 from redco_cli.recipe.schema import Recipe
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.yaml12 import dump_yaml, parse_yaml
@@ -73,7 +73,7 @@ def load_recipe(
     path = find_recipe(name)
     values, origins = _read(path, ())
     for key, value, origin in (
-        *_from_environment(os.environ if environ is None else environ),
+        *_from_environment(os.environ if environ is None else environ, values),
         *_from_overrides(overrides),
     ):
         _assign(values, origins, key, value, origin)
@@ -273,7 +273,7 @@ def _from_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
         yield key, _typed(key, text, f"command line: {key}"), "command line"
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+def _from_environment(environ: Mapping[str, str], values: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for variable in sorted(environ):
         key = variable.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", ".")
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable in RESERVED_VARIABLES:
@@ -282,6 +282,7 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, Any, st
         top = key.partition(".")[0]
         if top not in Recipe.model_fields:
             raise RecipeError(origin, f"{top} is no key of a recipe", did_you_mean(top, sorted(Recipe.model_fields)))
+        key = key_among(key, values, origin)
         yield key, _typed(key, environ[variable], origin), origin
 
 

@@ -1,7 +1,7 @@
 """Options whose names say that they are secret: their values stay in this process, and are written nowhere.
 
-A name says so by its last word: `api_key`, `hfToken`, `password`. What is written in the place of such a value is
-always the same text, not even a digest of it. What reads a written recipe must be given the value again.
+Which names do is told by `secrecy`. What is written in the place of such a value is always the same text, not even a
+digest of it. What reads a written recipe must be given the value again.
 """
 
 from __future__ import annotations
@@ -13,51 +13,37 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer
 
 from redco_cli.errors import Problem, RecipeError
+from redco_cli.recipe.secrecy import is_secret, may_count, parts_of, says_secret
 from redco_cli.recipe.yaml12 import parse_scalar
 
 HIDDEN = "<hidden>"
 """Stands for a value that is not written."""
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRET = frozenset({"password", "passwd", "passphrase", "secret", "credential"})
-"""What is never a number that counts something: a password of digits is one too."""
-_MAYBE = frozenset({"key", "apikey", "token"})
-_SPECIAL = re.compile(
-    "added|audio|begin|blank|bos|boundary|class|cls|end|eom|eos|eot|fill|filler|fim|image|mask|middle|newline|pad|"
-    "padding|prefix|sentinel|sep|separator|special|start|stop|suffix|unk|unknown|video"
-)
-"""Words before `token` that speak of a tokenizer: `pad_token`."""
-
+_TEXTS, _ALL = 1, 2  # of what is hidden below a name: not its numbers where they may count, or those too
 _TELLING = 8
 """Characters of a secret that is looked for in what others say: a shorter one may be a word of any sentence."""
 _remembered: set[str] = set()
 
 
-def says_secret(name: str) -> bool:
-    """Whether the name of an option says that its value is a secret.
-
-    >>> [says_secret(name) for name in ("api_key", "hfToken", "db-passwords", "secret2")]
-    [True, True, True, True]
-    >>> [says_secret(name) for name in ("max_tokens_seen", "pad_token", "keyboard", "tokenizer", "key_length")]
-    [False, False, False, False, False]
-    """
-    return _kind(name) is not None
-
-
 def hidden(value: Any, name: str = "") -> Any:
     """The same plain data, with `HIDDEN` for each secret, at any depth.
 
-    Text is a secret below a name that says so; in a list or mapping there, every text is. Numbers are under `password`
-    and the like, but not under `key` and `token`, where they count (`max_tokens`).
+    Text is a secret below a name that says so; in a list or mapping there, every text is. So are numbers, but not where
+    they may count (`tokens`).
 
     Args:
         value: of dicts, lists and scalars.
         name: of the option that holds it, or its dotted key.
 
-    >>> hidden({"api_key": "k", "max_tokens": 5, "servers": [{"host": "h", "password": 123}]})
-    {'api_key': '<hidden>', 'max_tokens': 5, 'servers': [{'host': 'h', 'password': '<hidden>'}]}
+    >>> hidden({"api_key": "k", "tokens": 5, "servers": [{"host": "h", "password": 123}]})
+    {'api_key': '<hidden>', 'tokens': 5, 'servers': [{'host': 'h', 'password': '<hidden>'}]}
     """
-    return _hidden(value, _kind(name))
+    return _hidden(value, _kind(name), name)
+
+
+def holds_secrets(options: Any) -> bool:
+    """Whether `hidden` would hide anything of plain data: two that differ in no more than that are written alike."""
+    return bool(hidden(options) != options)
 
 
 def without_secrets(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,8 +61,9 @@ def shown_value(key: str, value: Any) -> Any:
         key: its dotted key, of which any part may say that it is a secret.
         value: as in the recipe.
     """
-    kinds = [kind for part in key.split(".") if (kind := _kind(part)) is not None]
-    return _hidden(value, _SECRET if _SECRET in kinds else kinds[0] if kinds else None)
+    parts = parts_of(key)
+    kinds = [_kind(name, parent) for parent, name in zip(["", *parts], parts, strict=False)]
+    return _hidden(value, max(kinds), parts[-1])
 
 
 Options = Annotated[dict[str, Any], PlainSerializer(hidden, return_type=dict[str, Any], when_used="json")]
@@ -106,10 +93,10 @@ def given_again(options: Mapping[str, Any], environ: Mapping[str, str], where: C
     """
     problems: list[Problem] = []
 
-    def again(value: Any, key: str, says: bool) -> Any:
+    def again(value: Any, key: str) -> Any:
         if isinstance(value, Mapping):
-            return {name: again(one, f"{key}.{name}", says or says_secret(name)) for name, one in value.items()}
-        if not _is_gone(value, says):
+            return {name: again(one, f"{key}.{name}") for name, one in value.items()}
+        if not _is_gone(value, is_secret(key), key.rpartition(".")[2]):
             return value
         variable = variable_of(key)
         if variable in environ:
@@ -119,7 +106,7 @@ def given_again(options: Mapping[str, Any], environ: Mapping[str, str], where: C
         problems.append(Problem(where(key), "this value is a secret, which is not kept with a run", remedy))
         return None
 
-    found: dict[str, Any] = again(options, "plugin.options", False)
+    found: dict[str, Any] = again(options, "plugin.options")
     if problems:
         raise RecipeError.of(problems)
     return found
@@ -151,7 +138,29 @@ def scrubbed(text: str) -> str:
 
 def variable_of(key: str) -> str:
     """The environment variable of a dotted recipe key: `REDCO_TRAIN__STEPS`."""
-    return "REDCO_" + key.upper().replace(".", "__")
+    return "REDCO_" + key.upper().replace(".", "__").replace("-", "_")
+
+
+def key_among(key: str, values: Any, where: str) -> str:
+    """The dotted key of an environment variable, which knows neither cases nor dashes, as the recipe writes it.
+
+    Args:
+        key: in small letters: `plugin.options.hftoken`.
+        values: of the recipe, which may hold `hfToken` there.
+        where: the place for the error.
+
+    Raises:
+        RecipeError: it has several such keys, none of them written like this.
+    """
+    found = []
+    for part in key.split("."):
+        known = values if isinstance(values, Mapping) else {}
+        alike = [name for name in known if name.lower().replace("-", "_") == part]
+        if len(alike) > 1 and part not in alike:
+            raise RecipeError(where, f"may mean {' or '.join(alike)}", "give it on the command line, which knows cases")
+        found.append(part if part in alike or not alike else alike[0])
+        values = known.get(found[-1])
+    return ".".join(found)
 
 
 def parse_value(key: str, text: str, where: str) -> Any:
@@ -164,49 +173,48 @@ def parse_value(key: str, text: str, where: str) -> Any:
         return parse_scalar(text)
     except RecipeError as error:
         found, is_syntax = error.problems[0], error.problems[0].problem.startswith("not valid YAML")
-        remedy = "quote the value" if is_syntax or _is_secret(key) else found.remedy
-        problem = "the value, which is not shown, is not valid YAML" if _is_secret(key) else found.problem
+        remedy = "quote the value" if is_syntax or is_secret(key) else found.remedy
+        problem = "the value, which is not shown, is not valid YAML" if is_secret(key) else found.problem
         raise RecipeError(where, problem, remedy) from None
 
 
 def shown_override(override: str) -> str:
-    """An override as a message may show it, right or wrong."""
-    name = re.split(r"[=:\s]", override, maxsplit=1)[0]
-    return f"{name}={HIDDEN}" if _is_secret(name) and len(override) > len(name) else override
+    """An override as a message may show it, right or wrong: without a value that is a secret or holds one."""
+    name, text = name_of(override), override[len(name_of(override)) :].lstrip("=: \t\r\n")
+    if not text:
+        return override
+    try:
+        value = parse_scalar(text)
+        safe = shown_value(name, value) == value
+    except RecipeError:
+        safe = name.partition(".")[0] != "plugin" and not is_secret(name)
+    return override if safe else f"{name}={HIDDEN}"
 
 
-def _is_secret(key: str) -> bool:
-    """Whether any part of a dotted key says so."""
-    return any(map(says_secret, key.split(".")))
+def name_of(override: str) -> str:
+    """The name in an override, also in one that was meant to be written with `=`."""
+    return re.split(r"[=:\s]", override, maxsplit=1)[0]
 
 
-def _kind(name: str) -> frozenset[str] | None:
-    """The words that the last one of a name is among; None for a name that says nothing."""
-    words = [word.lower() for word in _WORD.findall(name.rpartition(".")[2])]
-    if not words:
-        return None
-    last = words[-1] if words[-1] in _SECRET | _MAYBE else words[-1].removesuffix("s")
-    if last == "token" and len(words) > 1 and _SPECIAL.fullmatch(words[-2]):
-        return None
-    return next((kind for kind in (_SECRET, _MAYBE) if last in kind), None)
+def _kind(name: str, parent: str = "") -> int:
+    """What to hide below a name: 0 for one that says nothing."""
+    return 0 if not says_secret(name, parent) else _TEXTS if may_count(name, parent) else _ALL
 
 
-def _hidden(value: Any, kind: frozenset[str] | None) -> Any:
+def _hidden(value: Any, kind: int, parent: str) -> Any:
     if isinstance(value, Mapping):
-        return {
-            name: _hidden(one, _SECRET if kind is _SECRET else _kind(str(name)) or kind) for name, one in value.items()
-        }
+        return {name: _hidden(one, max(kind, _kind(str(name), parent)), str(name)) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_hidden(one, kind) for one in value]
+        return [_hidden(one, kind, parent) for one in value]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_secret = kind is not None and ((isinstance(value, str) and value) or (is_number and kind is _SECRET))
-    return HIDDEN if is_secret else value
+    is_gone = (is_number and kind == _ALL) or (isinstance(value, str) and value and kind)
+    return HIDDEN if is_gone else value
 
 
-def _is_gone(value: Any, says: bool) -> bool:
+def _is_gone(value: Any, says: bool, parent: str) -> bool:
     """Whether a value that is no mapping was not written, or one in it; no line of a recipe gives an item of a list."""
     if isinstance(value, list):
-        return any(_is_gone(one, says) for one in value)
+        return any(_is_gone(one, says, parent) for one in value)
     if isinstance(value, Mapping):
-        return any(_is_gone(one, says or says_secret(name)) for name, one in value.items())
+        return any(_is_gone(one, says or says_secret(name, parent), name) for name, one in value.items())
     return says and value == HIDDEN

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import yaml
 
 from redco_cli.errors import RecipeError
+from redco_cli.recipe.secrecy import is_secret
 
 _SCALARS = (
     ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
@@ -31,6 +32,8 @@ _STANDARD = "tag:yaml.org,2002:"
 _MAX_DEPTH = 64
 _MAX_VALUES = 100_000
 _MERGE = "<<"
+_NAMED = re.compile(r"(alias|anchor|tag handle) (?:'[^']*'|\"[^\"]*\")")
+"""What PyYAML calls by a name that may be a piece of a value that somebody forgot to quote: `password: *hunter2`."""
 _TOO_LARGE = "a recipe is small: put data into a file of its own, and name that file"
 
 
@@ -112,7 +115,7 @@ def parse_yaml(text: str, source: str) -> Document:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{source}:{mark.line + 1}" if mark else source
-        problem = " ".join(part for part in (error.context, error.problem) if part)
+        problem = _NAMED.sub(r"\1", " ".join(part for part in (error.context, error.problem) if part))
         raise RecipeError(
             where, f"not valid YAML: {problem}", "check the indentation and quotes near that line"
         ) from None
@@ -158,7 +161,7 @@ class _Builder:
             return _scalar(self._loader, node, where, path)
         inside = (*parents, id(node))
         if node.tag not in (f"{_STANDARD}map", f"{_STANDARD}seq"):
-            raise _refused_tag(node, where)
+            raise _refused_tag(node, where, path)
         if isinstance(node, yaml.MappingNode):
             mapping: dict[str, Any] = {}
             for key, (key_node, value_node) in self._pairs(node, path, parents).items():
@@ -211,12 +214,16 @@ class _Builder:
         for source in reversed(sources):
             if not isinstance(source, yaml.MappingNode):
                 where = f"{self._source}:{key_node.start_mark.line + 1}: {path}"
-                found = "a list in a list" if isinstance(source, yaml.SequenceNode) else source.value or "nothing"
+                found = (
+                    "a list in a list"
+                    if isinstance(source, yaml.SequenceNode)
+                    else _told(source.value, path) or "nothing"
+                )
                 problem = f"{found} given, but a mapping or a list of mappings is expected"
                 raise RecipeError(where, problem, "merge an anchor of a mapping: <<: *name")
             place = self._enter(source, path, parents)
             if source.tag != f"{_STANDARD}map":
-                raise _refused_tag(source, place)
+                raise _refused_tag(source, place, path)
             pairs = self._pairs(source, path.removesuffix(_MERGE).removesuffix("."), parents)
             self._merged += 1 + len(pairs)
             merged.update(pairs)
@@ -226,22 +233,27 @@ class _Builder:
 def _scalar(loader: _Yaml12Loader, node: yaml.ScalarNode, where: str, path: str) -> Any:
     plain = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
     if node.tag not in (plain, f"{_STANDARD}str"):  # `!!int abc` as well
-        raise _refused_tag(node, where)
+        raise _refused_tag(node, where, path)
     try:
         value = loader.construct_object(node)
     except ValueError:  # Python refuses to read thousands of digits
         value = math.inf
     if isinstance(value, float) and not math.isfinite(value):
         shown = node.value if len(node.value) <= 20 else f"a number of {len(node.value)} digits"
-        raise RecipeError(f"{where}: {path}", f"{shown} is not a finite number", "give a finite one")
+        raise RecipeError(f"{where}: {path}", f"{_told(shown, path)} is not a finite number", "give a finite one")
     if isinstance(value, str) and "\0" in value:
         raise RecipeError(f"{where}: {path}", "the text holds a NUL character", "write a backslash as two")
     return value
 
 
-def _refused_tag(node: yaml.Node, where: str) -> RecipeError:
-    tag = node.tag.replace(_STANDARD, "!!")
-    return RecipeError(where, f"the tag {tag} is not allowed", "remove the tag; quotes make a value text")
+def _refused_tag(node: yaml.Node, where: str, path: str) -> RecipeError:
+    tag = _told(f"the tag {node.tag.replace(_STANDARD, '!!')}", path)
+    return RecipeError(where, f"{tag} is not allowed", "remove the tag; quotes make a value text")
+
+
+def _told(text: str, path: str) -> str:
+    """A piece of a value for an error; of one that is a secret nothing."""
+    return "this, which is not shown," if text and is_secret(path) else text
 
 
 def _key(node: yaml.Node, source: str) -> str:

@@ -166,8 +166,19 @@ def test_what_several_processes_cannot_do_is_refused(command, problem):
         submission("slurm", command, 2, None)
 
 
-def test_a_prompt_that_speaks_of_secrets_is_none():
-    assert "'secret: what is it?'" in submission("slurm", ["predict", "x", "--prompt", "secret: what is it?"], 2, None)
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "secret: what is it?",
+        "Key: what is the capital?",
+        "predict.generation.max_new_tokens=512",
+        "plugin.options.max_tokens=5",
+        "plugin.options.tokens=5",
+        "models.token.name=gpt2",
+    ],
+)
+def test_what_only_speaks_of_secrets_is_none(argument):
+    assert argument in submission("slurm", ["predict", "x", "--prompt", argument], 2, None)
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "jobset"])
@@ -179,3 +190,23 @@ def test_a_secret_is_not_written_to_a_file_to_submit(scheduler):
         "  -> leave it out, and set REDCO_PLUGIN__OPTIONS__API_KEY in the environment of the job, from where you "
         "keep secrets"
     )
+
+
+@pytest.mark.parametrize(
+    ("argument", "key", "variable"),
+    [
+        ("plugin.options.api_key: s3cr3t", "plugin.options.api_key", "REDCO_PLUGIN__OPTIONS__API_KEY"),
+        ("plugin.options={api_key: s3cr3t}", "plugin.options", "REDCO_PLUGIN__OPTIONS"),
+        ("plugin.options.servers=[{token: s3cr3t}]", "plugin.options.servers", "REDCO_PLUGIN__OPTIONS__SERVERS"),
+        ("plugin.options.hfToken=s3cr3t", "plugin.options.hfToken", "REDCO_PLUGIN__OPTIONS='{hfToken: ...}'"),
+        ("plugin.options.db-pwd=12345", "plugin.options.db-pwd", "REDCO_PLUGIN__OPTIONS='{db-pwd: ...}'"),
+    ],
+)
+def test_a_secret_is_refused_however_it_is_written(argument, key, variable):
+    with pytest.raises(UsageError) as caught:
+        submission("slurm", [*COMMAND, argument], 2, None)
+    said = str(caught.value)
+    assert said.startswith(f"command line: {key}: is a secret, and would be in the file\n")
+    assert f" set {variable} in the environment" in said
+    assert "s3cr3t" not in said
+    assert "12345" not in said

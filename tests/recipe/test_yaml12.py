@@ -128,7 +128,7 @@ SYNTAX = "check the indentation and quotes near that line"
         ("a: &x\n  b: *x\n", "f:1: a.b contains itself\n  -> remove the alias"),
         (
             "a: *nowhere\n",
-            f"f:1: not valid YAML: found undefined alias 'nowhere'\n  -> {SYNTAX}",
+            f"f:1: not valid YAML: found undefined alias\n  -> {SYNTAX}",
         ),
         (
             "a:\n\tb: 1\n",
@@ -263,3 +263,22 @@ class TestMergeKeys:
             parse_yaml("a: &a {}\n" + "".join(bombs), "f")
         problem = "there are more than 100000 values, aliases written out"
         assert str(caught.value).endswith(f"{problem}\n  -> {LARGE}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "password: *s3cr3t",
+        "password: !s3cr3t",
+        "password: !s3cr3t!x y",
+        "api_key: 777777e890",
+        "servers:\n- {token: !s3cr3t x}",
+        "credentials: {<<: s3cr3t}",
+        "openai: {key: 777777e890}",
+    ],
+)
+def test_nothing_of_a_secret_is_shown(text):
+    with pytest.raises(RecipeError) as caught:
+        parse_yaml(text, "f")
+    assert "s3cr3t" not in str(caught.value)
+    assert "777" not in str(caught.value)
