@@ -24,6 +24,7 @@ from redco_cli.plugin.calls import call_encode
 from redco_cli.plugin.code.digests import encoding_code
 from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example
 from redco_cli.plugin.load import LoadedPlugin
+from redco_cli.recipe.redaction import holds_secrets
 from redco_cli.recipe.schema import Recipe
 from redco_cli.row_notes import NOTHING_REMEDY, WITHOUT_LOSS, RowCounts, note_rows, noting
 from redco_cli.runtime.cache import cache_directory
@@ -211,7 +212,7 @@ def _check_aligned(encoded: Any, where: str) -> None:
 def _kept_at(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> Path | None:
     """Where these examples are kept, encoded by this plugin with this tokenizer; None where that cannot be told."""
     data, code = _identity_of(examples), encoding_code(plugin)
-    if data is None or not code:
+    if data is None or not code or holds_secrets(ctx.recipe.plugin.options):  # the digest would not know these
         return None
     recipe = ctx.recipe.model_dump(mode="json", include={"data": {"max_length"}, "model": True, "plugin": True})
     document = [_versions(), data, ctx.stage, recipe, code, _identity_of_tokenizer(ctx.tokenizer)]

@@ -26,6 +26,7 @@ from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predictor import Done, Predictor
 from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import pin_paths
+from redco_cli.recipe.redaction import holds_secrets
 from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.peers.census import RowCensus
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
@@ -87,10 +88,11 @@ def write_predictions(
     start, writing = 0, is_main_process()
     census = RowCensus(len(examples), lambda counts: note(counts.line()) if counts.line() else None)
     identity = _identity(job, origin, predictor.batch_size(len(examples))) if writing else {}
+    secret = holds_secrets(job.recipe.plugin.options)
     with _writing(output):
         if writing:
             output.parent.mkdir(parents=True, exist_ok=True)
-            start = _whole_lines(partial) if _continues(partial, description, identity) else 0
+            start = _whole_lines(partial) if _continues(partial, description, identity, secret) else 0
             if start == 0:
                 partial.unlink(missing_ok=True)
                 description.write_text(json.dumps(identity), encoding="utf-8")
@@ -170,9 +172,12 @@ def _content(job: Job, origin: str) -> str:
     return _hash(repr(mark).encode() for mark in marks)
 
 
-def _continues(partial: Path, description: Path, identity: dict[str, Any]) -> bool:
+def _continues(partial: Path, description: Path, identity: dict[str, Any], secret: bool = False) -> bool:
     """Whether what a killed prediction left behind is the beginning of this one; says so where it is not."""
     if not (partial.exists() and partial.stat().st_size):
+        return False
+    if secret:
+        note(f"{shown(partial)} may be of another secret among plugin.options, which is in no file: starting over")
         return False
     try:
         known = dict(json.loads(description.read_bytes()))

@@ -157,3 +157,14 @@ def test_other_weights_in_the_same_directory_are_other_parameters(tmp_path: Path
 
 def test_the_manifest_of_a_checkpoint_is_the_one_that_is_looked_for() -> None:
     assert module._MANIFEST == MANIFEST_NAME
+
+
+def test_what_may_be_of_another_secret_starts_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    partial, description = tmp_path / "out.partial", tmp_path / "out.partial.json"
+    partial.write_text("{}\n")
+    description.write_text('{"recipe": 1}')
+    assert module._continues(partial, description, {"recipe": 1}, secret=False)
+    assert not module._continues(partial, description, {"recipe": 1}, secret=True)
+    assert (
+        "may be of another secret among plugin.options, which is in no file: starting over" in capsys.readouterr().err
+    )

@@ -2,15 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from redco_cli import evaluate, export, load_model, predict, predict_examples, train
+from redco_cli import evaluate, export, load_model, predict, predict_examples, splits, train
 from redco_cli.errors import PluginError, RecipeError
+from redco_cli.recipe.schema import Recipe
 from redco_cli.reports import runs
 from redco_cli.run import validate
 from redco_cli.training.saving.files.integrity import write_manifest
+from redco_cli.training.saving.resume import refuse_changes
 from tests.training.tiny import PLUGIN
 
 MARK = "s3cr3t-m4rk"
@@ -114,3 +117,25 @@ def test_a_run_that_an_earlier_version_left_with_its_secret_continues(project):
     assert holding(project / "run") == [project / "run" / "checkpoint-1" / "meta" / "metadata"]
     said = "plugin.options.noise: 0.5, but checkpoint-2 was trained with None"
     assert said in refusal(lambda: train("recipe.yaml", ["train.steps=2", "plugin.options.noise=0.5"]))
+
+
+def recipe_with(**options):
+    return Recipe.model_validate({"plugin": {"module": "plugin.py", "options": options}, "output_dir": "run"})
+
+
+def test_an_option_that_is_no_secret_tells_two_runs_apart():
+    before, now = (recipe_with(label_key=key, api_key=MARK).model_dump(mode="json") for key in ("label", "other"))
+    said = "r.yaml: plugin.options.label_key: 'other', but checkpoint-1 was trained with 'label'\n"
+    assert refusal(lambda: refuse_changes(before, now, (), "r.yaml: {}".format, "checkpoint-1")).startswith(said)
+
+
+def test_rows_that_may_be_of_another_secret_are_not_kept(monkeypatch):
+    monkeypatch.setattr(splits, "_identity_of", lambda _: "data")
+    monkeypatch.setattr(splits, "encoding_code", lambda _: "code")
+    monkeypatch.setattr(splits, "_identity_of_tokenizer", lambda _: "tokenizer")
+
+    def kept(**options):
+        return splits._kept_at(None, SimpleNamespace(recipe=recipe_with(**options), stage="train", tokenizer=None), [])
+
+    assert len({kept(label_key="a"), kept(label_key="b"), kept(label_key="b", n=1)}) == 3
+    assert kept(label_key="a", servers=[{"api_key": MARK}]) is None

@@ -10,11 +10,12 @@ import hmac
 import importlib.metadata
 import json
 import platform
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from redco_cli.recipe import redaction
+from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.peers.cluster import Cluster
 from redco_cli.runtime.peers.messages import SHOWN
 
@@ -22,7 +23,7 @@ VERSIONED = ("redco", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 """Packages of which all processes must have the same version."""
 _DEVICES = "devices"  # not every process knows of its own before JAX starts: who does not is no different
 _DIGITS, _WIDTH = 32, 60
-_PRIVATE = re.compile(r"(?:^|[^a-z])(?:(?:api)?keys?|token|secrets?|passwords?|passwd)(?:$|[^a-z])", re.IGNORECASE)
+_RECIPE = "recipe "
 
 
 def facts(cluster: Cluster, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -32,8 +33,14 @@ def facts(cluster: Cluster, recipe: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         **versions,
         _DEVICES: cluster.local_devices,
-        **{f"recipe {key}": value for key, value in _flat(recipe).items()},
+        **{f"{_RECIPE}{key}": value for key, value in _flat(recipe).items()},
     }
+
+
+def compared(recipe: Recipe, secret: bytes) -> dict[str, Any]:
+    """The values of a recipe for `facts`; secret ones only where the digests are keyed, so that none can be tried."""
+    plain = recipe.model_dump(mode="json")
+    return {**plain, "plugin": {**plain["plugin"], "options": recipe.plugin.options}} if secret else plain
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,8 @@ def differences(
 
 
 def shown_value(name: str, value: object) -> str:
-    """A value of a recipe for people to read, unless its name says that it is not for everybody's eyes."""
-    if _PRIVATE.search(name):
+    """A value of a recipe for people to read, unless it is a secret or holds one."""
+    if redaction.shown_value(name.removeprefix(_RECIPE), value) != value:
         return "a value that is not shown"
     text = value if isinstance(value, str) else str(value)
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

@@ -22,7 +22,7 @@ from redco_cli.runtime.peers.connection import Connection, PeerFailure
 from redco_cli.runtime.peers.multihost import connected
 from redco_cli.runtime.peers.secret import find_secret, insecure_warning
 from redco_cli.runtime.rendezvous.client import meet
-from redco_cli.runtime.rendezvous.facts import facts
+from redco_cli.runtime.rendezvous.facts import compared, facts
 from redco_cli.runtime.rendezvous.relay import open_relay
 from redco_cli.runtime.stopping.signals import AT_ONCE, EarlyStop, end_now, stop_at_once
 
@@ -61,7 +61,7 @@ def joined(
         tell(str(cluster))
         if warning := insecure_warning(secret, cluster.host):
             tell(f"warning: {warning}")
-        known = facts(cluster, loaded.recipe.model_dump(mode="json"))
+        known = facts(cluster, compared(loaded.recipe, secret))
         connection = meet(cluster, known, seconds, early, secret)
         early.tell = lambda reason, code: connection.leave(peaceful=False, code=code, reason=reason)
         stack.enter_context(connected(connection))

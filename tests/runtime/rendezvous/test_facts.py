@@ -4,8 +4,9 @@ import time
 
 import pytest
 
+from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.peers.messages import TO_PROCESS, decode, encode
-from redco_cli.runtime.rendezvous.facts import differences, differing, digests, shown_value
+from redco_cli.runtime.rendezvous.facts import compared, differences, differing, digests, shown_value
 
 SECRET = b"0123456789abcdef"
 
@@ -123,3 +124,18 @@ def test_the_digests_of_ten_thousand_labels_fit_and_are_quick():
     changed = labels | {"recipe model.config.id2label.77": "another"}
     assert "id2label.77 is another here, but not on process 0" in told(labels, changed)[1]
     assert time.monotonic() - began < 5
+
+
+def test_secrets_are_compared_where_a_secret_of_the_run_keys_the_digests_and_never_shown():
+    def known(secret, **options):
+        recipe = Recipe.model_validate({"plugin": {"module": "p", "options": options}, "output_dir": "x"})
+        plugin = compared(recipe, secret)["plugin"]
+        return {f"recipe plugin.options.{name}": value for name, value in plugin["options"].items()}
+
+    one, other = {"api_key": "s3cr3t-1", "a": [{"token": 12345}]}, {"api_key": "s3cr3t-2", "a": [{"token": 54321}]}
+    for said in told(known(SECRET, **one), known(SECRET, **other)):
+        assert "recipe plugin.options.api_key is a value that is not shown here" in said
+        assert "recipe plugin.options.a is a value that is not shown here" in said
+        assert not any(value in said for value in ("s3cr3t", "12345", "54321"))
+    assert known(b"", **one) == known(b"", **other)
+    assert told(known(b"", label_key="x"), known(b"", label_key="y"))[0].count("label_key is x here") == 1
