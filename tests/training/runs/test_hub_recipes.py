@@ -14,6 +14,7 @@ from redco_cli.plugin.parts import builtin
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import predict, train, validate
 from redco_cli.trained import export
+from tests.plugins.conftest import collate
 
 PROMPT = "{% if add_generation_prompt %}[assistant] {% endif %}"
 SIMPLE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}</s>{% endfor %}" + PROMPT
@@ -119,7 +120,7 @@ def reference_loss(recipe: str, changes: list[str]) -> float:
     lines = Path("eval.jsonl").read_text().splitlines()
     batch = {
         name: torch.tensor(array).long()
-        for name, array in plugin.collate_fn(ctx, [json.loads(x) for x in lines]).items()
+        for name, array in collate(plugin, ctx, [json.loads(x) for x in lines]).items()
     }
     labels = batch.pop("labels")
     model = transformers.AutoModelForCausalLM.from_pretrained("hub", torch_dtype=torch.float32)
