@@ -2,60 +2,31 @@
 
 transformers renders them in the sandbox of jinja, which keeps them from the rest of Python, but lets nested loops turn
 for years and `'a' * 10**10` fill the memory. Here every turn of a loop and every call of a macro looks at the clock,
-which works in any thread and interrupts nothing in between; and what makes text of text is asked for its size before.
+which works in any thread and interrupts nothing in between; so what runs in between has to be short. What makes text of
+text is asked for its size before, every value is weighed when it is made, and the filters and methods that take longer
+than their text is long are refused by name. Nothing is computed when a template is compiled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import re
+import inspect
+import json
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any, cast
 
 from jinja2 import Template, nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-from redco_cli.errors import DataError
-
-SECONDS = 10.0
-"""Processor time for one conversation; templates that are used take milliseconds."""
-LONGEST = 2**24
-"""Characters that a text, or elements that a list, may have: four million tokens and more."""
-_PRODUCED = 2**30
-"""Characters of all texts that are made on the way."""
-_BITS = 4096
-"""Of a whole number: those that templates count with have few."""
-_GROWING = frozenset({"batch", "center", "indent", "slice", "tojson"})
-"""Filters that make as much as a number says."""
-_WIDTH = re.compile(r"\d{8}|:[^{}]*\{")
-"""A number in a format that is a width beyond all bounds, or one that is given with the values."""
+from redco_cli.models.config.admission import ADMITTED, FILTERS, admit_call, admit_filter, admit_operation
+from redco_cli.models.config.budget import Budget
 
 _known: dict[str, tuple[str, str]] = {}
 _state = threading.local()
-
-
-class _Budget:
-    """What is left for one conversation."""
-
-    def __init__(self, source: str) -> None:
-        self._source, self._until, self._produced = source, time.thread_time() + SECONDS, 0
-
-    def check(self, produced: int = 0) -> None:
-        """Counts characters that were made, and looks at the clock."""
-        self._produced += produced
-        if time.thread_time() > self._until:
-            self.refuse(f"takes more than {SECONDS:g} s for one conversation")
-        if self._produced > _PRODUCED:
-            self.refuse(f"makes more than {_PRODUCED:,} characters on its way")
-
-    def refuse(self, problem: str) -> NoReturn:
-        where, name = _known.get(self._source, ("chat template", "a tokenizer"))
-        remedy = "correct it (chat_template.jinja or tokenizer_config.json), or name another model.tokenizer"
-        raise DataError(where, f"the chat template of {name} {problem}", remedy)
 
 
 def limit_templates(tokenizer: Any, name: str, where: str) -> None:
@@ -90,21 +61,32 @@ class _LimitedTemplate(Template):
 
     def generate(self, *args: Any, **named: Any) -> Iterator[str]:
         with _spending(self.source):
-            yield from self.environment.measured(super().generate(*args, **named))
+            yield from self.environment.budget.measured(super().generate(*args, **named))
+
+
+def _budget_of(source: str) -> Budget:
+    return Budget(*_known.get(source, ("chat template", "a tokenizer")))
 
 
 @contextlib.contextmanager
 def _spending(source: str) -> Iterator[None]:
     outer = getattr(_state, "budget", None)
-    _state.budget = _Budget(source)
+    _state.budget = _budget_of(source)
     try:
         yield
     finally:
         _state.budget = outer
 
 
+class _LimitedNamespace(Namespace):
+    """Does not print what it holds, which may hold others again."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
 class _LimitedGenerator(CodeGenerator):
-    """Lets the environment join what `~` joins."""
+    """Lets the environment see what is made and compared without a call, and computes nothing itself."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802 - as jinja calls it
         self.write("environment.joined((")
@@ -113,13 +95,44 @@ class _LimitedGenerator(CodeGenerator):
             self.write(", ")
         self.write("))")
 
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self._hand("budget.made", super().visit_List, node, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self._hand("budget.made", super().visit_Dict, node, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+        if node.ctx == "load":
+            self._hand("budget.made", super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if isinstance(node.arg, nodes.Slice):
+            self._hand("budget.copied", super().visit_Getitem, node, frame)
+        else:
+            super().visit_Getitem(node, frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        self._hand("ticked", super().visit_Compare, node, frame)
+
+    def _hand(self, method: str, visit: Callable[[Any, Frame], None], node: nodes.Expr, frame: Frame) -> None:
+        self.write(f"environment.{method}(")
+        visit(node, frame)
+        self.write(")")
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
+
 
 class _LimitedEnvironment(ImmutableSandboxedEnvironment):
     """Compiles templates so that they ask here in their loops, and before they make something large."""
 
     template_class = _LimitedTemplate
     code_generator_class = _LimitedGenerator
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
 
     def from_string(self, source: Any, *args: Any, **named: Any) -> Template:
         template = super().from_string(source, *args, **named)
@@ -127,62 +140,74 @@ class _LimitedEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def compile(self, source: Any, *args: Any, **named: Any) -> Any:
-        self.globals.pop("lipsum", None)
-        for name, function in self.filters.items():
-            if not hasattr(function, "is_limited"):
-                self.filters[name] = self._limited_filter(name, function)
+        self._prepare()
         tree: nodes.Template = self.parse(source) if isinstance(source, str) else source
         repeated: list[Any] = [*tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))]
         for node in repeated:
-            tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
+            tick = nodes.Call(nodes.EnvironmentAttribute("ticked"), [nodes.Const(True)], [], None, None)
             node.body.insert(0, nodes.ExprStmt(tick))
             if isinstance(node, nodes.For) and node.test is not None:
                 node.test = nodes.And(tick, node.test)
         tree.set_environment(self)
-        return super().compile(tree, *args, **named)
+        with _spending(source if isinstance(source, str) else ""):
+            return super().compile(tree, *args, **named)
 
-    def tick(self) -> bool:
-        """True, unless the time is over."""
-        self._budget.check()
-        return True
+    def _prepare(self) -> None:
+        """Once all filters are there: those of transformers are added after the environment was made."""
+        self.optimized = False
+        self.globals.pop("lipsum", None)
+        self.globals["namespace"] = _LimitedNamespace
+        self.filters["tojson"] = self.json
+        for name, function in self.filters.items():
+            if not hasattr(function, "is_limited"):
+                self.filters[name] = self._limited_filter(name, function)
+        for name, function in self.tests.items():
+            if not hasattr(function, "is_limited"):
+                self.tests[name] = self._limited_test(cast(Callable[..., Any], function))
+
+    @property
+    def budget(self) -> Budget:
+        """That of the conversation; one of its own for what is asked outside of any."""
+        found: Budget | None = getattr(_state, "budget", None)
+        return found or _budget_of("")
+
+    def ticked(self, value: Any) -> Any:
+        """The value, unless the time is over."""
+        self.budget.check()
+        return value
 
     def concat(self, pieces: Iterable[str]) -> str:
-        return "".join(self.measured(pieces))
+        text: str = self.budget.copied("".join(self.budget.measured(pieces)))
+        return text
 
     def joined(self, parts: Iterable[Any]) -> str:
         """What `~` makes."""
-        text: str = self._counted(self.concat(map(str, parts)))
-        return text
+        return self.concat(map(str, parts))
 
-    def measured(self, pieces: Iterable[Any], between: int = 0) -> Iterator[Any]:
-        """The same pieces, until they are too much in one text."""
-        total = 0
-        for piece in pieces:
-            total += between + (len(piece) if isinstance(piece, str) else 1)
-            self._allow(total)
-            yield piece
+    def json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: Any = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """What the filter `tojson` of transformers makes, measured piece by piece."""
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        if indent is not None:
+            self.budget.allow(indent if isinstance(indent, int) else len(indent))
+        return self.concat(encoder.iterencode(value))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        return super().getitem(obj, self.ticked(argument))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "%" and isinstance(left, str):
-            self._allow_format(left, starred=True)
-        elif operator == "+" and isinstance(left, str | list) and isinstance(right, str | list):
-            self._allow(len(left) + len(right))
-        elif operator == "*" and isinstance(left, int) and isinstance(right, int):
-            self._allow(left.bit_length() + right.bit_length(), _BITS, "bits")
-        elif operator == "*" and (isinstance(left, int) or isinstance(right, int)):
-            times, many = (left, right) if isinstance(left, int) else (right, left)
-            self._allow(times * len(many) if hasattr(many, "__len__") else 0)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            self._allow(left.bit_length() * right, _BITS, "bits")
-        return self._counted(super().call_binop(context, operator, left, right))
+        admit_operation(self.budget, operator, left, right)
+        return self.budget.made(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Any, /, *args: Any, **named: Any) -> Any:
-        owner = getattr(function, "__self__", None)
-        if not isinstance(owner, str):
-            return super().call(context, function, *args, **named)
-        return self._counted(
-            super().call(context, function, *self._admit(function.__name__, owner, args, named), **named)
-        )
+        args = admit_call(self.budget, function, args, named)
+        return self.budget.made(super().call(context, function, *args, **named))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         formatting = super().wrap_str_format(value)
@@ -190,55 +215,38 @@ class _LimitedEnvironment(ImmutableSandboxedEnvironment):
             return None
 
         def limited(*args: Any, **named: Any) -> str:
-            self._allow_format(value.__self__)
-            return str(self._counted(formatting(*args, **named)))
+            self.budget.allow_braces(value.__self__, (*args, *named.values()))
+            text: str = self.budget.made(formatting(*args, **named))
+            return text
 
         return limited
 
-    def _limited_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        first = int(hasattr(function, "jinja_pass_arg"))  # the value comes after what jinja itself passes
-
+    def _limited_test(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def limited(*args: Any, **named: Any) -> Any:
-            before, (value, *rest) = args[:first], args[first:]
-            if name in _GROWING or (name == "replace" and isinstance(value, str)):
-                rest = list(self._admit(name, value, tuple(rest), named))
-            elif name == "join":
-                separator = rest[0] if rest else named.get("d", "")
-                value = self.measured(value, len(str(separator)))
-            elif name == "format":
-                self._allow_format(str(value), starred=True)
-            return self._counted(function(*before, value, *rest, **named))
+            return self.ticked(function(*args, **named))
 
         limited.is_limited = True  # type: ignore[attr-defined]
         return limited
 
-    def _admit(self, name: str, text: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """The arguments of a method or filter on a text, unless they make it too large."""
-        for one in (*args, *named.values()):
-            if isinstance(one, int):
-                self._allow(one)
-        if name == "replace" and len(args) >= 2 and isinstance(args[0], str) and isinstance(args[1], str):
-            self._allow(len(text) + text.count(args[0]) * len(args[1]))
-        if name == "join" and args:
-            return (list(self.measured(args[0], len(text))), *args[1:])
-        return args
+    def _limited_filter(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        first = int(hasattr(function, "jinja_pass_arg"))  # the value comes after what jinja itself passes
+        signature = inspect.signature(function) if name in ADMITTED else None
 
-    def _allow_format(self, text: str, *, starred: bool = False) -> None:
-        self._allow(len(text))
-        if _WIDTH.search(text) or (starred and re.search(r"%[^%a-zA-Z]*\*", text)):
-            self._budget.refuse("formats text to a width that is not bounded")
+        @functools.wraps(function)
+        def limited(*args: Any, **named: Any) -> Any:
+            if name not in FILTERS:
+                self.budget.refuse(f"uses the filter {name!r}, which is not bounded in time and size")
+            before, (value, *rest) = args[:first], args[first:]
+            if isinstance(value, Iterator):
+                value = self.budget.measured(value)
+            if name == "format":
+                self.budget.allow_percent(str(value), named or tuple(rest))
+            elif signature is not None:
+                given = signature.bind(*before, value, *rest, **named)
+                admit_filter(self, self.budget, name, given.arguments)
+                return self.budget.made(function(*given.args, **given.kwargs))
+            return self.budget.made(function(*before, value, *rest, **named))
 
-    def _allow(self, size: int, limit: int = LONGEST, unit: str = "characters or elements") -> None:
-        if size > limit:
-            self._budget.refuse(f"makes a value of more than {limit:,} {unit}")
-
-    def _counted(self, value: Any) -> Any:
-        self._budget.check(len(value) if isinstance(value, str) else 0)
-        return value
-
-    @property
-    def _budget(self) -> _Budget:
-        """That of the conversation; a fresh one for what is computed when a template is compiled."""
-        found: _Budget | None = getattr(_state, "budget", None)
-        return found or _Budget("")
+        limited.is_limited = True  # type: ignore[attr-defined]
+        return limited
