@@ -148,7 +148,7 @@ def test_any_mesh_gives_what_one_device_gives():
 
 def train_records(name, mesh):
     train("recipe.yaml", [f"output_dir={name}", f"mesh={mesh}"])
-    return [record for record in read_records(f"{name}/metrics.jsonl") if record["kind"] == "train"]
+    return [record for record in read_records(Path(name, "metrics.jsonl")) if record["kind"] == "train"]
 
 
 @pytest.mark.usefixtures("project")
