@@ -90,7 +90,8 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
     data, place = ctx.recipe.data, f"{plugin.file}: encode_fn"
     packed = data.packing is not False and _packs(ctx.models)
     kept_at = _kept_at(plugin, ctx, examples) if kept else None
-    if kept_at is not None and not is_main_process():
+    in_turn = all(process_allgather("encoded data is kept", kept_at is not None))
+    if in_turn and not is_main_process():
         process_allgather("encoded")  # on a disk that they share, others read what the first has written
     with CountProgress(f"encoding {ctx.stage} data", len(examples)) as progress:
 
@@ -106,7 +107,7 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
             kept_at=kept_at,
             done=done,
         )
-    if kept_at is not None and is_main_process():
+    if in_turn and is_main_process():
         process_allgather("encoded")
     if packed:
         _check_aligned(encoded, place)
@@ -115,6 +116,8 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
     if packed:
         _check_positions(rows, ctx.models, where)
     counts = RowCounts(len(encoded), rows.notes())
+    if not len(rows):
+        raise DataError(where, f"nothing is left of it: {counts.line()}", NOTHING_REMEDY)
     if kept and ctx.stage == "train" and (problem := counts.nothing_to_learn()):
         raise DataError(where, problem, NOTHING_REMEDY)
     if kept and (line := counts.line()):

@@ -187,6 +187,7 @@ def test_cut_and_empty_rows_are_told(folder):
     assert {"2", "1"} == {part.split()[0] for part in line.removeprefix("recipe.yaml:3: data.train: ").split("; ")}
 
 
+@pytest.mark.slow
 def test_cut_prompts_are_told(folder):
     prepared(folder, "causal_lm", [GOOD["causal_lm"]] * 4)
     folder.done("train", "recipe.yaml", "train.steps=1")
@@ -209,6 +210,7 @@ def test_nothing_to_learn_is_an_error(folder):
     assert folder.refused("train", "recipe.yaml", leaves=["run(/.*)?"]) == (error)
 
 
+@pytest.mark.slow
 def test_a_batch_without_loss_is_allowed(folder):
     prepared(folder, "causal_lm", [{"text": ""}] * 4 + [GOOD["causal_lm"]] * 8)
     _, said = folder.done("train", "recipe.yaml", "data.shuffle=false", "data.packing=false")

@@ -76,6 +76,7 @@ def test_processes_choose_for_the_least_of_their_memories(
     assert choose_placement(job)[0] is job
 
 
+@pytest.mark.slow
 def test_little_memory_splits_cuts_and_recomputes_and_the_run_computes_the_same(
     devices_have, capsys: pytest.CaptureFixture[str]
 ) -> None:

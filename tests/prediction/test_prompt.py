@@ -157,6 +157,7 @@ output_dir: run
 """
 
 
+@pytest.mark.slow
 def test_a_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("r.yaml").write_text(CHAT)

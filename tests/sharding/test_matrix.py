@@ -36,7 +36,7 @@ MESHES = {
     "fsdp2xtensor4": (1, 2, 4),
 }
 QUICK = {
-    "data2xfsdp2xtensor2": ("gpt2", "t5", "moe-capacity", "gqa-2-grouped"),
+    "data2xfsdp2xtensor2": ("moe-capacity", "gqa-2-grouped"),
     "fsdp2xtensor4": ("llama", "moe-capacity"),
 }
 """What is no slow test."""

@@ -110,6 +110,7 @@ def test_a_teacher_is_loaded_and_never_saved(mesh):
     assert evaluate("run", ["eval.predict=false"]).values["loss"] == pytest.approx(last["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_a_teacher_is_pinned():
     """It stays the checkpoint that was newest when the run began, and must have the same numbers."""

@@ -33,7 +33,7 @@ KINDS = {
     "mixtral": {},
 }
 """A kind of position, window or cap of attention each."""
-SLOW = frozenset({"gpt2", "mistral", "mixtral"})
+SLOW = frozenset({"bloom", "gpt2", "llama", "mistral", "mixtral"})
 RECIPE = """
 model: {config: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2,
   num_attention_heads: 4, num_key_value_heads: 2}, task: causal_lm, tokenizer: byte}
@@ -101,7 +101,7 @@ def test_texts_in_a_row_teach_what_they_teach_alone(family):
 
 
 @pytest.mark.usefixtures("project")
-def test_a_packed_run(capfd):
+def test_rows_are_counted_before_a_run():
     document, sequences = validate("recipe.yaml")
     found = document["encoded"]["train"]
     assert document["examples"] == {"train": 40, "eval": 7}
@@ -111,6 +111,11 @@ def test_a_packed_run(capfd):
     assert found["tokens"] == {"least": 1, "quarter": 4, "median": 9, "three quarters": 14, "95 %": 17, "most": 18}
     assert "segment_ids int32[8, 16]" in document["batch"]
     assert [one.title for one in sequences] == ["training example 1", "training example 2"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+def test_a_packed_run_has_the_losses_of_its_texts(capfd):
     outcome = train("recipe.yaml", ["train.steps=1 epoch"])
     assert outcome.step == 3
     assert "longer than data.max_length 16, and cut" in capfd.readouterr().err
@@ -215,6 +220,16 @@ def test_rows_may_be_longer_than_a_model_has_positions_but_texts_may_not():
 
 
 @pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_data_of_which_nothing_is_left_are_refused(split):
+    Path("long.jsonl").write_text(json.dumps({"text": "x" * 40}) + "\n")
+    with pytest.raises(RedcoError) as caught:
+        validate("recipe.yaml", ["data.overflow=drop", f"data.{split}.data_files=long.jsonl"])
+    text = "nothing is left of it: 1 of 1 rows longer than data.max_length 16, and left out; 1 without a token that"
+    assert f"data.{split}: {text}" in str(caught.value)
+
+
+@pytest.mark.usefixtures("project")
 def test_an_example_that_is_left_out_is_counted():
     given = own_plugin('return {"input_ids": ids} if len(ids) > 2 else None')
     rows = validate("recipe.yaml", given)[0]["rows"]["train"]
@@ -222,6 +237,7 @@ def test_an_example_that_is_left_out_is_counted():
     assert train("recipe.yaml", [*given, "train.steps=2"]).step == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_other_tokens_of_the_same_data_are_refused():
     """Whatever they are due to: here a file that the plugin reads."""

@@ -70,6 +70,7 @@ def test_patience_is_for_runs_that_redco_ends(project: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_whose_time_is_over_is_continued(capfd: pytest.CaptureFixture[str]) -> None:
     settings = ["eval.at_start=false", "eval.predict=false"]
     train("recipe.yaml", ["output_dir=whole", *settings])

@@ -41,6 +41,7 @@ def compare(devices: int, micro: int) -> None:
     np.testing.assert_allclose(losses("many"), losses("one"), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_eight_devices_in_two_micro_batches_equal_one_device() -> None:
     compare(8, 8)
 
@@ -51,6 +52,7 @@ def test_every_mesh_and_micro_batch_equals_one_device(devices: int, micro: int) 
     compare(devices, micro)
 
 
+@pytest.mark.slow
 def test_bfloat16_computes_over_float32_parameters() -> None:
     job = prepare(load_recipe("recipe.yaml", ["model.dtype=bfloat16"]), stages=("train",))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(job.model.abstract)} == {"float32"}

@@ -85,8 +85,9 @@ def test_wsd_goes_on_from_before_its_decay(capfd: pytest.CaptureFixture[str]) ->
     assert predict_examples("run/steps-8", [{"x": np.ones(8, np.float32), "y": 0, "id": 0}]) == decayed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("choice", ["restart", pytest.param("stretch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("choice", ["restart", "stretch"])
 def test_other_schedules_are_asked_about_and_then_extended_once(choice: str, capfd: pytest.CaptureFixture[str]) -> None:
     settings = [*QUICK, "train.schedule=linear"]
     longer = [*settings, "train.steps=10"]

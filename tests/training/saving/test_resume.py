@@ -166,8 +166,10 @@ class Numbered(Stateful):
     "kind",
     [
         "own",
-        "datasets",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("uncopied", "shuffled", "late", "numbered")),
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("datasets", "uncopied", "shuffled", "late", "numbered")
+        ),
     ],
 )
 def test_a_stream_of_a_plugin_continues_where_it_was_stopped(
