@@ -267,9 +267,8 @@ def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
     chosen = {"train": job.train_rows, "eval": job.eval_rows}.get(stage)
     if chosen is None:  # for a prediction; or to build the model, before which nothing is encoded
         chosen = job.train_examples if stage == "train" else job.eval_examples
-    examples = chosen
-    probed = first_examples(examples, PROBED_EXAMPLES)
-    return collated(job.collate(stage), probed, job.collate_place, functools.partial(place_of, examples))
+    probed = first_examples(chosen, PROBED_EXAMPLES)
+    return collated(job.collate(stage), probed, job.collate_place, functools.partial(place_of, chosen))
 
 
 def first_examples(examples: Any, count: int) -> list[Example]:

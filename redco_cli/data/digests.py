@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from redco_cli.data.examples import Examples, is_indexed
+from redco_cli.data.examples import Examples, evenly_spread, is_indexed
 from redco_cli.data.files import find_files, find_path
 from redco_cli.data.reader import FILE_FORMATS
 from redco_cli.errors import DataError, RedcoError
@@ -149,7 +149,7 @@ def example_digests(examples: Examples, folder: Path) -> dict[str, str]:
     if not is_indexed(examples):
         return _sampled("first examples", lambda count: itertools.islice(examples, count), FIRST, folder)
     count = len(examples)
-    chosen = sorted({round(index) for index in np.linspace(0, count - 1, min(count, SAMPLE))})
+    chosen = evenly_spread(count, SAMPLE)
     sample = _sampled("examples", lambda count: (examples[index] for index in chosen[:count]), len(chosen), folder)
     return {"number of examples": str(count), **sample}
 

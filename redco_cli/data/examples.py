@@ -20,6 +20,15 @@ def is_indexed(examples: Examples) -> TypeGuard[Sequence[Example]]:
     return hasattr(examples, "__len__") and hasattr(examples, "__getitem__")
 
 
+def evenly_spread(count: int, most: int) -> list[int]:
+    """Numbers of a sample of examples, the first and the last among them, ascending; all where they are few.
+
+    >>> evenly_spread(9, 3)
+    [0, 4, 8]
+    """
+    return sorted({round(number * (count - 1) / max(min(count, most) - 1, 1)) for number in range(min(count, most))})
+
+
 def check_examples(examples: Any, where: str) -> Examples:
     """Proves that `examples`, which may come from a plugin's `load_examples`, can be read; looks at the first one only.
 

@@ -114,7 +114,7 @@ def train_batches(
         def read(step: int) -> Arrays:
             first = step * plan.global_batch_size
             indices = [index(first + row) for row in rows]
-            return finish(step, _fetch(examples, indices), lambda row: place_of(examples, indices[row]))
+            return finish(step, fetch(examples, indices), lambda row: place_of(examples, indices[row]))
 
         yield from _read_ahead(read, start_step, stop_step, workers)
         return
@@ -189,7 +189,7 @@ def eval_batches(
         part = cuts[number]
         size = part.stop - part.start
         indices = [part.start + row for row in (local_rows(size) if part.sharded else range(size))]
-        return part, collated(collate, _fetch(examples, indices), where, lambda row: place_of(examples, indices[row]))
+        return part, collated(collate, fetch(examples, indices), where, lambda row: place_of(examples, indices[row]))
 
     return _read_ahead(read, 0, len(cuts), workers)
 
@@ -226,7 +226,7 @@ def predict_batches(
     def read(number: int) -> tuple[range, Arrays]:
         first = start + number * batch_size
         positions = [first + row for row in local_rows(batch_size)]
-        part = _fetch(examples, [min(position, n - 1) for position in positions])
+        part = fetch(examples, [min(position, n - 1) for position in positions])
         noted = None if told is None else functools.partial(told, positions)
         batch = collated(collate, part, where, lambda row: place_of(examples, min(positions[row], n - 1)), noted)
         return range(first, min(first + batch_size, n)), batch
@@ -234,8 +234,11 @@ def predict_batches(
     return _read_ahead(read, 0, -(-max(n - start, 0) // batch_size), workers)
 
 
-def _fetch(examples: Sequence[Example], indices: Sequence[int]) -> list[Example]:
-    # PyTorch's protocol for reading several at once; `datasets` offers it, at a third of the cost of one by one.
+def fetch(examples: Sequence[Example], indices: Sequence[int]) -> list[Example]:
+    """Several examples, at once where that can be.
+
+    `__getitems__` is PyTorch's protocol for that; `datasets` offers it, at a third of the cost of one by one.
+    """
     together = getattr(examples, "__getitems__", None)
     return list(together(list(indices))) if together else [examples[index] for index in indices]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_cli.data.encoded.store import Collector, Encoded, forget_oldest, read_encoded
-from redco_cli.data.examples import Example
+from redco_cli.data.examples import Example, evenly_spread
+from redco_cli.data.loader import fetch
 from redco_cli.data.places import place_of, placed
 from redco_cli.errors import DataError, ExampleError, PluginError, StorageError
 from redco_cli.row_notes import noting
@@ -72,7 +72,7 @@ def _is_current(encode: Encode, examples: Sequence[Example], found: Encoded) -> 
     """Whether a sample, encoded again, is what is kept: a function may read more than a digest of it can know."""
     if len(found) != len(examples):
         return False
-    for number in {round(one) for one in np.linspace(0, len(found) - 1, min(len(found), _SAMPLE))}:
+    for number in evenly_spread(len(found), _SAMPLE):
         try:
             text = encode(examples[number])
         except (ExampleError, PluginError):
@@ -102,8 +102,8 @@ def _encoded(
                     text = encode(example)
                     collector.add(text)
                 except (ExampleError, PluginError) as error:
-                    error.row = 0 if error.row is None else error.row
-                    raise placed(error, functools.partial(_place_alone, place, number)) from error.__cause__
+                    error.row = 0
+                    raise placed(error, [place(number)].__getitem__) from error.__cause__
                 except ValueError as error:
                     raise PluginError(
                         where, f"{error}, from {place(number)}", "return the same fields always"
@@ -113,22 +113,15 @@ def _encoded(
                 notes[LEFT_OUT if text is None else EMPTY] += 1
             done(number + 1, len(examples))
         try:
-            return collector.finish(notes, replace=True)
+            return collector.finish(notes)
         except ValueError as error:
             problem = f"{error}: there is nothing to learn"
             raise DataError(where, problem, "correct the data, or let encode_fn return tokens") from None
 
 
 def _read(examples: Sequence[Example]) -> Iterator[Example]:
-    """All examples, several at once where that can be: `datasets` gives them at a third of the cost of one by one."""
-    together = getattr(examples, "__getitems__", None)
     for first in range(0, len(examples), _AT_ONCE):
-        numbers = range(first, min(first + _AT_ONCE, len(examples)))
-        yield from together(list(numbers)) if together else (examples[number] for number in numbers)
-
-
-def _place_alone(place: Callable[[int], str], number: int, _row: int) -> str:
-    return place(number)
+        yield from fetch(examples, range(first, min(first + _AT_ONCE, len(examples))))
 
 
 def described(lengths: NDArray[np.int64]) -> dict[str, int]:

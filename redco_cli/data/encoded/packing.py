@@ -1,8 +1,7 @@
 """What is too long, and which texts share a row: best-fit decreasing.
 
 A piece is a part of a text, or all of it. The longest pieces are placed first, each into the row with the least room
-that still holds it. (Johnson, 1974: never more than 11/9 of the fewest rows, and for texts of mixed lengths close to
-full.)
+that still holds it. (Johnson, 1974: about 11/9 of the fewest rows at worst.)
 """
 
 from __future__ import annotations

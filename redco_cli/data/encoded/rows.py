@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from redco_cli.data.encoded.packing import Numbers, Overflow, Pieces, best_fit, one_each, pieces_of
 from redco_cli.data.encoded.store import Encoded
+from redco_cli.data.examples import evenly_spread
 from redco_cli.row_notes import WITHOUT_LOSS
 
 IDS, LABELS, SEGMENTS, POSITIONS = "input_ids", "labels", "segment_ids", "position_ids"
@@ -132,8 +133,7 @@ class Rows(Sequence[Row]):
     def digest(self) -> str:
         """Of the lengths of all texts and the tokens of a sample: other rows have another."""
         digest = hashlib.sha256(np.ascontiguousarray(self.encoded.lengths).tobytes())
-        count = len(self.encoded)
-        for number in sorted({round(one) for one in np.linspace(0, count - 1, min(count, _SAMPLE))}):
+        for number in evenly_spread(len(self.encoded), _SAMPLE):
             for name, field in sorted(self.encoded[number].items()):
                 digest.update(name.encode() + np.ascontiguousarray(field).tobytes())
         return digest.hexdigest()[:16]

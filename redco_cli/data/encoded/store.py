@@ -64,7 +64,7 @@ def read_encoded(directory: Path, measure: str) -> Encoded | None:
     """What a directory holds, mapped rather than read; None where there is none, or one of another version.
 
     Args:
-        directory: that `write_encoded` made.
+        directory: that `Collector.finish` made.
         measure: the field whose length is that of a text.
     """
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
@@ -148,12 +148,11 @@ class Collector:
             else:
                 self._files[name].write(np.ascontiguousarray(value).tobytes())
 
-    def finish(self, notes: Mapping[str, int], *, replace: bool = False) -> Encoded:
-        """All texts, on disk where they are kept there.
+    def finish(self, notes: Mapping[str, int]) -> Encoded:
+        """All texts, on disk where they are kept there, in the place of what was kept before.
 
         Args:
             notes: what was noted of them, to how many.
-            replace: whether what is there is out of date.
 
         Raises:
             ValueError: all were left out.
@@ -179,8 +178,7 @@ class Collector:
         found = read_encoded(self._partial, self._measure)
         if found is None:
             raise OSError(f"{self._partial} cannot be read back")
-        if replace or read_encoded(self._directory, self._measure) is None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
         with contextlib.suppress(OSError):  # another process was faster: what it wrote is the same
             self._partial.rename(self._directory)
         return found
