@@ -35,6 +35,7 @@ def test_full_before_anything(folder) -> None:
     folder.done("train", "recipe.yaml")
 
 
+@pytest.mark.slow
 def test_full_before_the_first_step(folder) -> None:
     with full_disk(400):
         error = folder.refused("train", "recipe.yaml", leaves=["run", "run/metrics.jsonl"])
@@ -52,6 +53,7 @@ def test_full_while_metrics_are_written(folder) -> None:
     )
 
 
+@pytest.mark.slow
 def test_full_at_the_first_checkpoint(folder) -> None:
     folder.plugin(WIDE)
     with full_disk(15_000):

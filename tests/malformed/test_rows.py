@@ -168,6 +168,7 @@ def test_a_plugin_of_ones_own_is_told_the_line(folder):
     )
 
 
+@pytest.mark.slow
 def test_cut_and_empty_rows_are_told(folder):
     rows = [GOOD["causal_lm"]] * 9 + [{"text": "x" * 2_000_000}, {"text": ""}, {"text": "y" * 32}]
     prepared(folder, "causal_lm", rows)

@@ -34,7 +34,7 @@ def over_tensor(collectives) -> int:
     ("config", "mesh"),
     [
         (LLAMA, {"data": 2, "fsdp": 2, "tensor": 2}),
-        (BERT, {"data": 2, "fsdp": 1, "tensor": 4}),
+        pytest.param(BERT, {"data": 2, "fsdp": 1, "tensor": 4}, marks=pytest.mark.slow),
         pytest.param(LLAMA, {"data": 1, "fsdp": 8, "tensor": 1}, marks=pytest.mark.slow),
         pytest.param(LLAMA, {"data": 2, "fsdp": 1, "tensor": 4}, marks=pytest.mark.slow),
         pytest.param(BERT, {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),

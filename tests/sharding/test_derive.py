@@ -816,6 +816,7 @@ REAL = """
 """
 
 
+@pytest.mark.slow
 def test_opt_66b_is_divided_by_eight():
     """Where dims coincide (36864 = 4 x 9216), in seconds and little memory: nothing is computed."""
     found = subprocess.run(

@@ -206,6 +206,7 @@ def test_state_and_export_know_models_of_a_recipe():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_a_teacher_may_be_smaller_in_memory():
     plain = ["models={teacher: {params: teacher, dtype: bfloat16}}", "mesh.data=1", "eval.predict=false"]
@@ -231,6 +232,7 @@ def test_a_second_model_may_be_trained_too():
     assert any("['training']" in name and "['teacher']" in name for name in arrays)  # moments of its gradient
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_one_model_of_several_begins_another_run(distilled):
     train("recipe.yaml", [TEACHER, "mesh.data=1", "eval.predict=false", "output_dir=student"])

@@ -79,7 +79,7 @@ def test_every_optimizer_lowers_a_quadratic_and_decays_matrices_only(name: str) 
     np.testing.assert_allclose(updates["b"], 0, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion", "sgd", "muon"])
+@pytest.mark.parametrize("name", [pytest.param("adamw", marks=pytest.mark.slow), "lion", "sgd", "muon"])
 def test_layers_in_one_array_are_updated_as_if_each_had_its_own(name: str) -> None:
     """Kernels of layers and experts are matrices, however many lie in one array; scales of layers are vectors."""
     sizes = {"kernel": (3, 6, 4), "scale": (3, 6), "experts": (3, 2, 4, 6), "head": (6, 5)}

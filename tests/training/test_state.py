@@ -189,6 +189,7 @@ def moved(recipe: str, mesh: dict[str, int]) -> tuple[int, int]:
     return own, everything - own
 
 
+@pytest.mark.slow
 def test_a_target_network_moves_what_its_parameters_would(averaged):
     """As a second forward pass of the parameters: they are gathered for it, and nothing else is moved for the state."""
     mesh = {"data": 2, "fsdp": 2, "tensor": 2}

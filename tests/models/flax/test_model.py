@@ -20,7 +20,7 @@ def resolved(model_type, task, **changed):
 @pytest.mark.parametrize(
     ("model_type", "task", "changed"),
     [
-        ("opt", "causal_lm", {"dropout": 0.5, "num_hidden_layers": 1}),
+        pytest.param("opt", "causal_lm", {"dropout": 0.5, "num_hidden_layers": 1}, marks=pytest.mark.slow),
         ("bert", "masked_lm", {"hidden_dropout_prob": 0.5, "num_hidden_layers": 1}),
     ],
 )

@@ -244,6 +244,7 @@ def test_load_model_replicates_over_a_mesh(tmp_path):
     np.testing.assert_allclose(np.asarray(logits, np.float32)[real], expected[real], atol=0.1)
 
 
+@pytest.mark.slow
 def test_torch_is_never_needed(saved):
     """A process in which torch cannot be imported gets the same logits."""
     inputs = inputs_for("bert", "masked_lm")

@@ -33,7 +33,7 @@ def rates(run: str) -> list[float]:
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
+@pytest.mark.parametrize("schedule", ["constant", pytest.param("inverse_sqrt", marks=pytest.mark.slow)])
 def test_a_finished_run_goes_on_as_if_its_length_had_been_asked_for_at_once(
     schedule: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +121,7 @@ def test_other_schedules_are_asked_about_and_then_extended_once(choice: str, cap
     np.testing.assert_allclose(rates("run"), [*first, *then, 0, 5e-3], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_patience_counts_on_in_a_longer_run(capfd: pytest.CaptureFixture[str]) -> None:
     worse = [*QUICK, "eval.every=1", "eval.patience=2", "train.learning_rate=1.5", "train.schedule=constant"]

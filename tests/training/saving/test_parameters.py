@@ -69,7 +69,7 @@ def spoil(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "step", "mesh"),
     [
-        ("source/checkpoint-3", 3, "{data: 1}"),
+        pytest.param("source/checkpoint-3", 3, "{data: 1}", marks=pytest.mark.slow),
         ("source", 6, "{data: 2, fsdp: 2, tensor: 2}"),
     ],
 )
