@@ -18,6 +18,7 @@ from redco_cli.console import CountProgress, note
 from redco_cli.data.encoded.encode import LEFT_OUT, encoded_once
 from redco_cli.data.encoded.rows import IDS, LABELS, Row, Rows, longer_note
 from redco_cli.data.examples import is_indexed
+from redco_cli.data.mixture import Mixture
 from redco_cli.data.reader import Rows as Read
 from redco_cli.errors import DataError, ExampleError, PluginError, RecipeError
 from redco_cli.plugin.calls import call_encode
@@ -229,6 +230,9 @@ def _versions() -> list[str]:
 
 def _identity_of(examples: Sequence[Example]) -> str | None:
     """What `datasets` makes of the files and all that was done to them; None for a plugin's own examples."""
+    if isinstance(examples, Mixture):
+        parts = [_identity_of(part.examples) for part in examples.parts]
+        return None if None in parts else f"{parts} {examples.choice}"
     return str(examples.dataset._fingerprint) if isinstance(examples, Read) else None
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from redco_cli.console import warn
 from redco_cli.data.examples import check_examples, is_indexed
+from redco_cli.data.mixture import Mixture, Part
 from redco_cli.data.resumable import ResumableStream, is_resumable
 from redco_cli.data.source import load_source
 from redco_cli.data.stream import is_seekable
@@ -19,7 +21,7 @@ from redco_cli.recipe.data import SourceSection
 from redco_cli.recipe.load import LoadedRecipe
 
 
-def find_examples(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, split: str) -> Any:
+def find_examples(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, split: str, train: Any = None) -> Any:
     """The examples of a split from the recipe, else from the plugin, else None.
 
     Args:
@@ -27,16 +29,35 @@ def find_examples(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, spli
         plugin: with or without `load_examples`.
         ctx: what that is told, for the stage of the split.
         split: `train` or `eval`.
+        train: the training examples, where they were found before: some of them may be the eval examples.
 
     Raises:
         DataError, PluginError: the data cannot be read.
     """
-    key = f"data.{split}"
-    source: SourceSection | None = getattr(loaded.recipe.data, split)
-    if source is not None:
-        streaming = loaded.recipe.data.streaming and split == "train"
-        tell, directory = _warner(loaded.where(key)), loaded.directory
-        return load_source(source, key, streaming=streaming, directory=directory, where=loaded.where, tell=tell)
+    data = loaded.recipe.data
+    if split == "eval" and data.held_out is not None:
+        found = find_examples(loaded, plugin, replace(ctx, stage="train"), "train") if train is None else train
+        return None if found is None else found.held_out
+    sources = data.sources(split)
+    if sources:
+        wholes = {key: _from_source(loaded, key, source, split) for key, source in sources.items()}
+    else:
+        own = _from_plugin(loaded, plugin, ctx, split)
+        wholes = {} if own is None else {f"data.{split}": own}
+    if split == "train" and data.held_out is not None:
+        return _without_eval(loaded, plugin, wholes) if wholes else None
+    if len(wholes) == 1 and not isinstance(getattr(data, split), tuple):
+        return next(iter(wholes.values()))
+    return Mixture([_weighed(loaded, key, Part.whole(one)) for key, one in wholes.items()]) if wholes else None
+
+
+def _from_source(loaded: LoadedRecipe, key: str, source: SourceSection, split: str) -> Any:
+    streaming = loaded.recipe.data.streaming and split == "train"
+    tell, directory = _warner(loaded.where(key)), loaded.directory
+    return load_source(source, key, streaming=streaming, directory=directory, where=loaded.where, tell=tell)
+
+
+def _from_plugin(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, split: str) -> Any:
     if plugin.load_examples is None:
         return None
     where = f"{plugin.file}: load_examples"
@@ -51,6 +72,33 @@ def find_examples(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, spli
         problem = "the eval examples have no length, and each must be evaluated exactly once"
         raise PluginError(where, problem, "return a list of dicts, or an object with __len__ and __getitem__")
     return examples if is_seekable(examples) else guard_examples(examples, plugin.file)
+
+
+def _without_eval(loaded: LoadedRecipe, plugin: LoadedPlugin, wholes: Mapping[str, Any]) -> Mixture:
+    """The training examples without those that are held out for evaluation, which go along."""
+    wanted, kept, held = loaded.recipe.data.held_out, [], []
+    assert wanted is not None
+    for key, examples in wholes.items():
+        if not is_indexed(examples):
+            problem = f"{loaded.recipe.data.eval} given, but the examples that load_examples of {plugin.file} returns "
+            remedy = "let load_examples(ctx, 'eval') return the eval examples, or give data.eval a dataset of its own"
+            raise DataError(loaded.where("data.eval"), f"{problem}have no length", remedy)
+        rest, out = Part.whole(examples).split(wanted)
+        if not len(rest.numbers):
+            problem = f"{loaded.recipe.data.eval} given, but {key} has only {len(examples)} examples"
+            raise DataError(loaded.where("data.eval"), f"{problem}: none is left to train on", "hold out fewer")
+        kept.append(_weighed(loaded, key, rest))
+        held.append(out)
+    return Mixture(kept, Mixture(held))
+
+
+def _weighed(loaded: LoadedRecipe, key: str, part: Part) -> Part:
+    weight = getattr(loaded.recipe.data.sources("train").get(key), "weight", 1.0)
+    weighed = part.weighed(weight)
+    if not len(weighed.numbers):
+        problem = f"{weight} of {len(part.numbers)} examples is none"
+        raise DataError(loaded.where(f"{key}.weight"), problem, "give a larger weight, or leave the dataset out")
+    return weighed
 
 
 def _warner(where: str) -> Callable[[str], None]:

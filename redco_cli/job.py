@@ -206,7 +206,7 @@ def prepare(
 def _examples(job: Job, split: Literal["train", "eval"], known: Job | None) -> Any:
     if known is not None:
         return known.train_examples if split == "train" else known.eval_examples
-    return find_examples(job.loaded, job.plugin, job.context(split), split)
+    return find_examples(job.loaded, job.plugin, job.context(split), split, job.train_examples)
 
 
 def _with_rows(job: Job, stages: Sequence[Stage]) -> Job:

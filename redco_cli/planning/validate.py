@@ -16,6 +16,7 @@ from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.data.collate import collated
 from redco_cli.data.encoded.encode import described
 from redco_cli.data.encoded.rows import Rows
+from redco_cli.data.mixture import Mixture
 from redco_cli.data.places import Locate, place_of
 from redco_cli.errors import DataError
 from redco_cli.job import Job, first_examples
@@ -55,6 +56,7 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
         "examples": {
             "train": len(job.train_examples) if hasattr(job.train_examples, "__len__") else "streamed",
             "eval": 0 if job.eval_examples is None else len(job.eval_examples),
+            **_per_source(job),
         },
         **_encoded(job),
         **_rows(job),
@@ -66,6 +68,14 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
         "checkpoint_every": timeline.checkpoint_every,
         "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in dependences(job)],
     }
+
+
+def _per_source(job: Job) -> dict[str, int]:
+    """How many examples an epoch has of each dataset, where there are several."""
+    sources, examples = job.recipe.data.sources("train"), job.train_examples
+    if not isinstance(examples, Mixture) or len(sources) < 2:
+        return {}
+    return {key: len(part.numbers) for key, part in zip(sources, examples.parts, strict=True)}
 
 
 def _encoded(job: Job) -> dict[str, Any]:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from fractions import Fraction
+from typing import Annotated, Literal
 
-from redco_cli.recipe.section import Positive, Section, Strings
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
+
+from redco_cli.recipe.section import Positive, Section, Strings, contradiction
+
+_SHARE = re.compile(r"(\d{1,2}(?:\.\d{1,6})?)\s*%")
 
 
 class SourceSection(Section):
@@ -24,13 +30,41 @@ class SourceSection(Section):
     """Use only the first so many examples."""
 
 
+class WeightedSourceSection(SourceSection):
+    """One of several datasets to train on."""
+
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """How often each of its examples comes in an epoch: 2 is twice, 0.5 is one half of them, the same in each epoch."""
+
+
+def _checked_share(text: str) -> str:
+    match = _SHARE.fullmatch(text)
+    if match is None or not 0 < float(match[1]) < 100:
+        raise ValueError("a share of the training examples (5%), or a number of them (500), is expected")
+    return text
+
+
+Share = Annotated[
+    str, AfterValidator(_checked_share), WithJsonSchema({"type": "string", "pattern": f"^{_SHARE.pattern}$"})
+]
+"""`5%`, as it was written."""
+
+
 class DataSection(Section):
     """Where examples come from; not needed when the plugin has `load_examples`."""
 
-    train: SourceSection | None = None
-    """Training examples."""
-    eval: SourceSection | None = None
-    """Examples that evaluation, and prediction without `--input`, cover exactly once."""
+    train: SourceSection | Annotated[tuple[WeightedSourceSection, ...], Field(strict=False, min_length=1)] | None = None
+    """Training examples: one dataset, or a list of them, each with its `weight`."""
+    eval: (
+        SourceSection
+        | Annotated[tuple[SourceSection, ...], Field(strict=False, min_length=1)]
+        | Share
+        | Positive
+        | None
+    ) = None
+    """Examples that evaluation, and prediction without `--input`, cover exactly once: one dataset or a list of them; or
+    a share (`5%`) or number (`500`) of the examples of each training dataset, which then is not trained on. Which ones
+    follows from their numbers alone: not from `seed`, and for a share not from what is appended."""
     max_length: Positive = 512
     """Longest sequence in tokens; the built-in plugins cut longer examples."""
     packing: bool | Literal["auto"] = "auto"
@@ -46,3 +80,34 @@ class DataSection(Section):
     """Examples held for shuffling when streaming."""
     workers: Positive = 2
     """Threads that read and collate ahead of the device."""
+
+    @model_validator(mode="after")
+    def _of_known_length(self) -> DataSection:
+        if not self.streaming:
+            return self
+        remedy = "leave data.streaming out"
+        if isinstance(self.train, tuple):
+            problem = "a list given, but with data.streaming none has a length of which a weight could be a multiple"
+            raise contradiction("data.train", problem, f"{remedy}, or give one dataset, which may be of several files")
+        if self.held_out is not None:
+            problem = f"{self.eval} given, but with data.streaming the training examples are not known beforehand"
+            raise contradiction("data.eval", problem, f"{remedy}, or give data.eval a dataset of its own")
+        return self
+
+    @property
+    def held_out(self) -> Fraction | int | None:
+        """What of the training examples is the eval data: a share below 1, a number, or None for nothing."""
+        if isinstance(self.eval, str):
+            return Fraction(self.eval.rstrip("% \t")) / 100
+        return self.eval if isinstance(self.eval, int) else None
+
+    def sources(self, split: str) -> dict[str, SourceSection]:
+        """The datasets of `train` or `eval`, by their dotted keys; those of `eval` are those of `train` where a share
+        of these is held out.
+        """
+        if split == "eval" and self.held_out is not None:
+            return self.sources("train")
+        given = getattr(self, split)
+        if isinstance(given, tuple):
+            return {f"data.{split}.{number}": source for number, source in enumerate(given)}
+        return {} if given is None else {f"data.{split}": given}

@@ -19,7 +19,7 @@ from redco_cli.errors import RecipeError, UsageError
 from redco_cli.recipe.explain import accepts_only_text, did_you_mean, explain, refuse_written_consent
 from redco_cli.recipe.redaction import key_among, parse_value, shown_override
 from redco_cli.recipe.schema import Recipe
-from redco_cli.recipe.shipped import shipped_recipes
+from redco_cli.recipe.shipped import find_recipe
 from redco_cli.recipe.yaml12 import dump_yaml, parse_yaml
 
 ENVIRONMENT_PREFIX = "REDCO_"
@@ -83,24 +83,6 @@ def load_recipe(
         raise RecipeError.of(explain(error, lambda key: place(key, origins, shown(path)))) from None
     refuse_written_consent(origins)
     return LoadedRecipe(recipe, Path(shown(path)), origins)
-
-
-def find_recipe(name: str | os.PathLike[str]) -> Path:
-    """The file of a recipe given by path or shipped name.
-
-    Raises:
-        UsageError: there is none.
-    """
-    path = Path(name)
-    if os.path.isfile(path):  # which, unlike Path.is_file, is no traceback for a name that no file can have
-        return path
-    recipes = shipped_recipes()
-    if str(name) in recipes:
-        return recipes[str(name)]
-    if os.path.isdir(path):
-        raise UsageError(str(name), "is a directory, not a recipe", "name the .yaml file in it")
-    remedy = did_you_mean(path.stem, list(recipes))
-    raise UsageError(str(name), "no such recipe, neither a file nor shipped with redco", remedy)
 
 
 def find_run(name: str | os.PathLike[str]) -> tuple[Path, Path | None]:
@@ -233,11 +215,9 @@ def _base_path(base: object, path: Path, where: str) -> Path:
         raise RecipeError(where, f"{base}: {error.problems[0].problem}", error.problems[0].remedy) from None
 
 
-def _merge(
-    target: dict[str, Any], origins: dict[str, str], key: str, value: Any, origin: Any, prefix: str = ""
-) -> None:
+def _merge(target: Any, origins: dict[str, str], key: Any, value: Any, origin: Any, prefix: str = "") -> None:
     dotted = f"{prefix}{key}"
-    if isinstance(value, dict) and isinstance(target.get(key), dict):
+    if isinstance(value, dict) and isinstance(target, dict) and isinstance(target.get(key), dict):
         for name, inner in value.items():
             _merge(target[key], origins, name, inner, origin, f"{dotted}.")
         return
@@ -256,12 +236,32 @@ def _paths(value: Any, dotted: str) -> Iterator[str]:
 
 
 def _assign(values: dict[str, Any], origins: dict[str, str], key: str, value: Any, origin: str) -> None:
-    """Sets one dotted key, making the mappings above it as needed."""
-    nested: Any = value
-    names = key.split(".")
-    for name in reversed(names[1:]):
-        nested = {name: nested}
-    _merge(values, origins, names[0], nested, lambda _dotted: origin)
+    """Sets one dotted key, making the mappings above it as needed; a number names an item of a list that is there.
+
+    Raises:
+        RecipeError: the list has no such item.
+    """
+    target: Any = values
+    names, prefix = key.split("."), ""
+    while True:
+        name: Any = names.pop(0)
+        if isinstance(target, list):
+            name = _number(name, target, f"{origin}: {key}", prefix)
+        inner = target.get(name) if isinstance(target, dict) else target[name]
+        if not names or not isinstance(inner, dict | list):
+            break
+        target, prefix = inner, f"{prefix}{name}."
+    for part in reversed(names):
+        value = {part: value}
+    _merge(target, origins, name, value, lambda _dotted: origin, prefix)
+
+
+def _number(name: str, items: Sequence[Any], where: str, prefix: str) -> int:
+    if name.isdecimal() and int(name) < len(items):
+        return int(name)
+    listed, last = prefix.removesuffix("."), len(items) - 1
+    remedy = f"its items are 0 to {last}; or give all: {listed}=[...]"
+    raise RecipeError(where, f"{listed} is a list of {len(items)}, and {name} is no item of it", remedy)
 
 
 def _from_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, Any, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,13 +41,8 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
         plugin = plugin.model_copy(update={"module": _pinned(plugin.module, directory)})
     model = _pinned_model(recipe.model, directory)
     models = {name: _pinned_model(section, directory) for name, section in recipe.models.items()}
-    data = recipe.data.model_copy(
-        update={
-            split: _pinned_source(source, directory)
-            for split in ("train", "eval")
-            if (source := getattr(recipe.data, split)) is not None
-        }
-    )
+    splits = {split: _pinned_sources(getattr(recipe.data, split), directory) for split in ("train", "eval")}
+    data = recipe.data.model_copy(update=splits)
     predict = recipe.predict
     if predict.input is not None:
         predict = predict.model_copy(update={"input": _pinned(predict.input, directory)})
@@ -107,11 +103,12 @@ def without_folders(recipe: Recipe) -> Recipe:
     plain = recipe.model_dump(mode="json")
     for key in (*_PATH_KEYS, "predict.input", "checkpoint.resume", "output_dir"):
         *sections, name = key.split(".")
-        section: Any = plain
+        found: Any = plain
         for one in sections:
-            section = section[one] or {}
-        if name in section:
-            section[name] = _last_name(section[name])
+            found = found[one]
+        for section in found if isinstance(found, list) else [found]:
+            if isinstance(section, dict) and name in section:
+                section[name] = _last_name(section[name])
     return Recipe.model_validate(plain)
 
 
@@ -135,8 +132,12 @@ def _moved(before: Mapping[str, Any], now: Any, old: Path, new: Path, prefix: st
     found: dict[str, Any] = {}
     for name, value in before.items():
         key, present = f"{prefix}{name}", now.get(name) if isinstance(now, Mapping) else None
-        if isinstance(value, Mapping) and any(one.startswith(f"{key}.") for one in _PATH_KEYS):
+        has_paths = any(one.startswith(f"{key}.") for one in _PATH_KEYS)
+        if has_paths and isinstance(value, Mapping):
             found[name] = _moved(value, present, old, new, f"{key}.")
+        elif has_paths and isinstance(value, list):  # of datasets
+            others = itertools.chain(present if isinstance(present, list) else (), itertools.repeat(None))
+            found[name] = [_moved(one, other, old, new, f"{key}.") for one, other in zip(value, others, strict=False)]
         elif key == "models":
             main = now["model"]["params"] if isinstance(now, Mapping) else None
             found[name] = {one: _moved_model(section, present, one, old, new, main) for one, section in value.items()}
@@ -162,6 +163,13 @@ def _rebased(value: Any, old: Path, new: Path) -> Any:
         return [_rebased(one, old, new) for one in value]
     inside = isinstance(value, str) and Path(value).is_relative_to(old)
     return str(new / Path(value).relative_to(old)) if inside else value
+
+
+def _pinned_sources(given: Any, directory: Path) -> Any:
+    """One dataset or several; what is neither, such as a share of the training examples, names no file."""
+    if isinstance(given, tuple):
+        return tuple(_pinned_source(source, directory) for source in given)
+    return _pinned_source(given, directory) if isinstance(given, SourceSection) else given
 
 
 def _pinned_source(source: SourceSection, directory: Path) -> SourceSection:

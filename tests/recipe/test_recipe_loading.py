@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redco_cli.errors import EXIT_FAILED, EXIT_USAGE, RecipeError, UsageError
-from redco_cli.recipe.load import find_recipe, find_run, load_recipe, load_run, resolved_yaml
-from redco_cli.recipe.shipped import shipped_plugins, shipped_recipes
+from redco_cli.recipe.load import find_run, load_recipe, load_run, resolved_yaml
+from redco_cli.recipe.shipped import find_recipe, shipped_plugins, shipped_recipes
 
 BASE = "plugin: {module: causal_lm}\noutput_dir: runs/x\n"
 TOP = "checkpoint, data, eval, logging, mesh, model, models, output_dir, plugin, predict, seed, sharding, train"

@@ -128,8 +128,8 @@ TOP = "checkpoint, data, eval, logging, mesh, model, models, output_dir, plugin,
         ),
         (
             "data: {train: train.jsonl}\n",
-            "r.yaml:3: data.train: 'train.jsonl' given, but a mapping (key: value) is expected\n"
-            "  -> data.train: Training examples.",
+            "r.yaml:3: data.train: 'train.jsonl' given, but a mapping (key: value) is expected or a list is expected\n"
+            "  -> data.train: Training examples: one dataset, or a list of them, each with its `weight`.",
         ),
         (
             "mesh: foo\n",
@@ -277,7 +277,7 @@ def test_the_json_schema_is_closed_documented_and_knows_extends():
     assert list(schema["properties"]) == ["extends", *Recipe.model_fields]
     assert schema["anyOf"] == [{"required": ["extends"]}, {"required": ["plugin", "output_dir"]}]
     found = list(properties(schema))
-    assert len(found) == 3 + len(set(dict(sections()).values()) - {Recipe})
+    assert len(found) == 4 + len(set(dict(sections()).values()) - {Recipe})
     for section in found:
         assert section["additionalProperties"] is False
         assert "required" not in section

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from redco_cli.console import CountProgress, note, warn
-from redco_cli.data.digests import FileDigests, alike, example_digests, source_digests
+from redco_cli.data.digests import FileDigests, alike
 from redco_cli.data.encoded.rows import Rows
+from redco_cli.data.mixture import split_digests
 from redco_cli.errors import DataError, Interrupted, PluginError, RecipeError, RedcoError, Requeue
 from redco_cli.job import Job
 from redco_cli.plugin.code.digests import training_code
@@ -78,13 +79,10 @@ class Identity:
         found: dict[str, str] = {}
         with _Progress() as progress, FileDigests(self.directory, progress.update) as known:
             for split, examples in (("train", self.job.train_examples), ("eval", self.job.eval_examples)):
-                source = getattr(self.job.recipe.data, split)
                 if examples is None:
                     continue
-                if source is not None:
-                    digests = source_digests(source, examples, self.job.loaded.directory, known)
-                else:
-                    digests = example_digests(examples, Path(self.job.plugin.file).resolve().parent)
+                sources, plugin = self.job.recipe.data.sources(split), Path(self.job.plugin.file).resolve().parent
+                digests = split_digests(sources, examples, self.job.loaded.directory, plugin, known)
                 rows = self.job.train_rows if split == "train" else self.job.eval_rows
                 if isinstance(rows, Rows):
                     digests[_TOKENS] = rows.digest

@@ -277,6 +277,10 @@ def _differences(before: Any, now: Any, prefix: str = "") -> list[str]:
             for key in keys
             for found in _differences(before.get(key), now.get(key), f"{prefix}.{key}" if prefix else key)
         ]
+    lists = isinstance(before, list) and isinstance(now, list) and len(before) == len(now)
+    if lists and before and all(isinstance(one, dict) for one in (*before, *now)):  # datasets, overrides
+        before, now = ({str(number): one for number, one in enumerate(many)} for many in (before, now))
+        return _differences(before, now, prefix)
     nothing: tuple[Any, ...] = (None, {})  # what an earlier version did not know, and what a recipe does not use
     return [] if before == now or (before in nothing and now in nothing) else [prefix]
 
@@ -284,5 +288,8 @@ def _differences(before: Any, now: Any, prefix: str = "") -> list[str]:
 def _at(recipe: Mapping[str, Any], key: str) -> Any:
     value: Any = recipe
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+        if isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            value = value.get(part) if isinstance(value, dict) else None
     return value
