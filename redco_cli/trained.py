@@ -211,7 +211,8 @@ def export(
             kept = _kept_of(chosen, variables.state, model)
             return export_own_module(job, model, params, kept, Path(output), dtype)
         source = None if section.name is None else checkpoint_directory(section, where=job.where)
-        tokenizer = job.tokenizer if source is None or section.tokenizer is not None else None
+        is_own = source is None or section.tokenizer or section.chat_template or section.added_tokens
+        tokenizer = job.tokenizer if is_own else None
         return export_model(
             chosen,
             params,

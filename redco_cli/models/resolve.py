@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from redco_cli.errors import ModelError
 from redco_cli.models.config.read import local_directory, read_config
 from redco_cli.models.config.tasks import GENERATING, choose_task, flax_class_names
+from redco_cli.models.config.tokenizer import add_rows
 from redco_cli.models.decoder.model import DecoderModel, build_decoder
 from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
 from redco_cli.models.families.registry import family_of
@@ -46,6 +48,12 @@ def resolve_model(
             that the model type does not have.
     """
     config = read_config(section, where=where)
+    added = add_rows(config, section, where=where)
+    model = _built(section, config, where, remat)
+    return model if added is None else replace(model, added=added)
+
+
+def _built(section: ModelSection, config: Any, where: Callable[[str], str], remat: Remat) -> HfFlaxModel | DecoderModel:
     if section.implementation == "decoder":
         return _decoder(section, config, where, remat)
     family = family_of(config.model_type)

@@ -78,7 +78,7 @@ def load_recipe(
     ):
         _assign(values, origins, key, value, origin)
     try:
-        recipe = Recipe.model_validate(values)
+        recipe = Recipe.model_validate(values, context={"directory": path.parent})
     except ValidationError as error:
         raise RecipeError.of(explain(error, lambda key: place(key, origins, shown(path)))) from None
     refuse_written_consent(origins)

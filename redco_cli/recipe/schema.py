@@ -11,7 +11,7 @@ from redco_cli.recipe.devices import MeshSection, ShardingSection
 from redco_cli.recipe.durations import Duration, RunLength, WallTime
 from redco_cli.recipe.keeping import CheckpointSection, LoggingSection
 from redco_cli.recipe.redaction import Options
-from redco_cli.recipe.section import Fraction, Positive, Section, Strings, contradiction
+from redco_cli.recipe.section import ChatTemplate, Fraction, NewTokens, Positive, Section, Strings, contradiction
 
 Task = Literal[
     "auto",
@@ -53,6 +53,12 @@ class ModelSection(Section):
     `auto` takes ours where it covers the model."""
     tokenizer: str | None = None
     """`byte` (built in: the 256 bytes and four special tokens), a hub id or a directory; default: the model's own."""
+    chat_template: ChatTemplate | None = None
+    """Jinja text, or a file that holds it, for conversations; default: the tokenizer's own. A file is searched from the
+    recipe's folder, then the working directory, and read once: a run keeps the text."""
+    added_tokens: NewTokens | None = None
+    """Special tokens that the tokenizer gets besides its own. The vocabulary of the model grows where it has no room,
+    and weights of `name` begin with the mean of the others for each of them."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""
 

@@ -1,15 +1,58 @@
-"""What all sections of a recipe share: closed (an unknown key is refused), frozen, and strict (`"3"` is no integer)."""
+"""What all sections of a recipe share: closed (an unknown key is refused), frozen, and strict (`"3"` is no integer).
+
+And the types of their values that need more than a name.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+
+_LONGEST_TEMPLATE = 2**20
+"""Bytes of a file that may be a chat template."""
+
+
+def _as_template(given: str, info: ValidationInfo) -> str:
+    """The text of a chat template: what was given, or what the file of that name holds."""
+    if "{{" in given or "{%" in given:
+        return given
+    name = os.path.expanduser(given)
+    directory = (info.context or {}).get("directory", Path())
+    found = [path for path in (directory / name, Path(name)) if os.path.isfile(path)]  # which bears any name
+    if not found:
+        raise ValueError("it is neither Jinja text nor a file beside the recipe or in the working directory")
+    try:
+        if found[0].stat().st_size > _LONGEST_TEMPLATE:
+            raise ValueError("the file is larger than any chat template")
+        text = found[0].read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"the file cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError("the file is not UTF-8") from None
+    if "{{" not in text and "{%" not in text:
+        raise ValueError("the file holds no Jinja: neither {{ nor {%")
+    return text
+
+
+def _each_once(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    twice = sorted({token for token in tokens if tokens.count(token) > 1})
+    if twice or "" in tokens:
+        raise ValueError(f"{twice[0]!r} is in it twice" if twice else "a token has at least one letter")
+    return tokens
+
+
+ChatTemplate = Annotated[str, AfterValidator(_as_template)]
+"""Jinja text; where it was given as a file, the text that this held when the recipe was read."""
+NewTokens = Annotated[tuple[str, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]
+"""Texts that each become one token."""
 
 
 class Section(BaseModel):

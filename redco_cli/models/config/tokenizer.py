@@ -6,12 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError, TemplateSyntaxError
+
+from redco_cli.console import note
 from redco_cli.errors import ModelError
 from redco_cli.models.config import byte_tokenizer
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from redco_cli.models.config.chat_template import limit_templates
 from redco_cli.models.config.read import local_directory, read_config
 from redco_cli.models.config.tasks import choose_task, flax_class_names
+from redco_cli.models.vocabulary import AddedTokens, set_vocab_size, vocab_size_of
 from redco_cli.recipe.schema import ModelSection
 
 _LOADERS = {
@@ -23,6 +27,7 @@ _LOADERS = {
 """Task to the class that loads what prepares its inputs; text is prepared by `AutoTokenizer`."""
 
 _FILES = ("tokenizer*", "vocab*", "*.model", "preprocessor_config.json", "processor_config.json")
+_OTHER_TOKENIZER = "leave it out, or name a tokenizer of transformers in model.tokenizer"
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
@@ -34,12 +39,88 @@ def load_tokenizer(section: ModelSection, *, where: Callable[[str], str]) -> Any
         where: dotted recipe key to its place, for errors.
 
     Returns:
-        A `ByteTokenizer`, or what transformers loads from `model.tokenizer` (or else from `model.name`); None when the
-        recipe names neither, and for a directory without any tokenizer file. Code from a hub is never run.
+        A `ByteTokenizer`, or what transformers loads from `model.tokenizer` (or else from `model.name`), with the chat
+        template and the tokens that the recipe gives it; None when the recipe names neither, and for a directory
+        without any tokenizer file. Code from a hub is never run.
 
     Raises:
-        ModelError: it cannot be loaded, has more ids than the model, or other special ids than an inline config says.
+        ModelError: it cannot be loaded, has more ids than the model, other special ids than an inline config says, or
+            cannot take what the recipe gives it.
     """
+    tokenizer = _load_own(section, where)
+    if section.chat_template is not None:
+        _set_template(tokenizer, section, where)
+    if section.added_tokens is not None:
+        new = _add_tokens(tokenizer, section, where)
+        if len(new) < len(section.added_tokens):
+            count = len(section.added_tokens) - len(new)
+            note(f"{where('model.added_tokens')}: the tokenizer has {count} of {len(section.added_tokens)} already")
+    return tokenizer
+
+
+def add_rows(config: Any, section: ModelSection, *, where: Callable[[str], str]) -> AddedTokens | None:
+    """Gives the config of a model a vocabulary in which the added tokens of its recipe have rows.
+
+    Args:
+        config: of transformers; its `vocab_size` grows where it has to.
+        section: `model` of the recipe.
+        where: dotted recipe key to its place.
+
+    Returns:
+        Which rows they have; None where none is new.
+
+    Raises:
+        ModelError: the tokenizer cannot be loaded, or takes no tokens, or the model has no vocabulary.
+    """
+    if section.added_tokens is None:
+        return None
+    found = _add_tokens(_load_own(section, where), section, where)
+    rows = vocab_size_of(config)
+    if rows is None:
+        problem = f"{config.model_type} has not one vocabulary that could grow"
+        raise ModelError(where("model.added_tokens"), problem, "leave them out")
+    if not found:
+        return None
+    if found.stop > rows:
+        set_vocab_size(config, found.stop)
+    return AddedTokens(found.start, found.stop, rows)
+
+
+def _add_tokens(processor: Any, section: ModelSection, where: Callable[[str], str]) -> range:
+    """Adds the tokens of a recipe, and returns the ids of those that are new."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if isinstance(tokenizer, ByteTokenizer) or not hasattr(tokenizer, "add_special_tokens"):
+        kind = "there is no tokenizer" if tokenizer is None else "the tokenizer takes no more tokens"
+        raise ModelError(where("model.added_tokens"), f"given, but {kind}", _OTHER_TOKENIZER)
+    tokens, known = list(section.added_tokens or ()), tokenizer.get_vocab()
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens}, replace_additional_special_tokens=False)
+    vocabulary = tokenizer.get_vocab()
+    if lost := [token for token in tokens if token not in vocabulary]:
+        raise ModelError(where("model.added_tokens"), f"the tokenizer makes no token of {lost[0]!r}", _OTHER_TOKENIZER)
+    new = sorted(vocabulary[token] for token in tokens if token not in known)
+    return range(new[0], new[-1] + 1) if new else range(0)
+
+
+def _set_template(processor: Any, section: ModelSection, where: Callable[[str], str]) -> None:
+    """Gives a tokenizer, and the processor around it, the chat template of a recipe."""
+    from transformers.utils import chat_template_utils
+
+    place = where("model.chat_template")
+    if isinstance(processor, ByteTokenizer) or not hasattr(processor, "apply_chat_template"):
+        kind = "there is no tokenizer" if processor is None else "the tokenizer takes none"
+        raise ModelError(place, f"given, but {kind}", _OTHER_TOKENIZER)
+    for holder in {id(one): one for one in (processor, getattr(processor, "tokenizer", processor))}.values():
+        holder.chat_template = section.chat_template
+    limit_templates(processor, "model.chat_template", place)
+    try:
+        chat_template_utils._compile_jinja_template(section.chat_template)
+    except (TemplateError, RecursionError) as error:
+        line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
+        raise ModelError(place, f"is no Jinja template: {line}{error}", "correct it") from None
+
+
+def _load_own(section: ModelSection, where: Callable[[str], str]) -> Any:
+    """The tokenizer as it was saved."""
     name = section.tokenizer or section.name
     if name is None:
         return None

@@ -19,6 +19,7 @@ from redco_cli.models.decoder.decoder import Decoder, Remat, abstract_params
 from redco_cli.models.decoder.generate.engine import generate
 from redco_cli.models.decoder.generate.sampling import read_settings
 from redco_cli.models.decoder.loss import cross_entropy, head_of
+from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
 _WIDEST_HEAD = 128
@@ -53,6 +54,7 @@ class DecoderModel:
         generation_config: the transformers generation config; None where none was saved.
         abstract: the parameters as a nested dict of `jax.ShapeDtypeStruct`, float32.
         frozen: empty: everything may be trained.
+        added: which rows of the vocabulary are those of tokens that the recipe adds; None where it adds none.
     """
 
     config: Any
@@ -62,6 +64,7 @@ class DecoderModel:
     generation_config: Any = field(repr=False)
     abstract: Params = field(repr=False)
     frozen: tuple[str, ...] = ()
+    added: AddedTokens | None = None
 
     @property
     def decoder(self) -> DecoderConfig:

@@ -27,6 +27,7 @@ from redco_cli.models.config.tasks import TO_SEQUENCE, flax_class_names
 from redco_cli.models.flax.generation import generate
 from redco_cli.models.flax.limits import check_inputs
 from redco_cli.models.flax.repairs import repair_loaded_modules
+from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 from redco_cli.plugin.parts import next_token_loss
 
@@ -50,6 +51,7 @@ class HfFlaxModel:
         generation_config: the transformers generation config; None when the class does not generate.
         abstract: the parameters as a nested dict of `jax.ShapeDtypeStruct`, float32.
         frozen: regular expressions over parameter paths (names joined by `/`) that training must leave alone.
+        added: which rows of the vocabulary are those of tokens that the recipe adds; None where it adds none.
     """
 
     config: Any
@@ -59,6 +61,7 @@ class HfFlaxModel:
     generation_config: Any = field(repr=False)
     abstract: Params = field(repr=False)
     frozen: tuple[str, ...] = ()
+    added: AddedTokens | None = None
 
     def init(self, rng: Any) -> Params:
         """Fresh float32 parameters from a key. Traceable: call it under `jit` to have them born sharded."""

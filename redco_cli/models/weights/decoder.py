@@ -50,6 +50,14 @@ def fit_decoder(model: DecoderModel, checkpoint: Checkpoint) -> Fit:
     )
 
 
+def decoder_vocabulary(model: DecoderModel, checkpoint: Checkpoint) -> dict[str, int]:
+    """The stored tensors with a row for each token of the vocabulary, each to the dim that counts them."""
+    names = names_of(model.decoder)
+    full = [f"{names.modules[module]}.{kind}" for module in ("embedding", "head") for kind in ("weight", "bias")]
+    known = {name for one in full for name in (one, one.removeprefix(f"{names.base}."))}
+    return {name: 0 for name in checkpoint.shapes if name in known}
+
+
 def stored_names(config: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, str]:
     """The full name of each tensor that the decoder has and that is `stored`, to its name there."""
     base = f"{names_of(config).base}."

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict
 
-from redco_cli.models.flax.model import HfFlaxModel
+from redco_cli.errors import ModelError
+from redco_cli.models.flax.model import HfFlaxModel, build_model
 from redco_cli.models.flax.naming import Placement, lacking_heads, place_tensors
+from redco_cli.models.vocabulary import set_vocab_size, vocab_size_of
 from redco_cli.models.weights.files import Array, Checkpoint
 from redco_cli.models.weights.fit import Fit
 from redco_cli.models.weights.shards import Box, Source
@@ -37,6 +40,36 @@ def fit_flax(model: HfFlaxModel, checkpoint: Checkpoint) -> Fit:
         unused=placement.unused,
         copies=placement.copies,
     )
+
+
+def flax_vocabulary(model: HfFlaxModel, checkpoint: Checkpoint) -> dict[str, int]:
+    """The stored tensors with a row for each token of the vocabulary, each to the dim that counts them.
+
+    They are those whose parameters change their shape with the vocabulary.
+
+    Raises:
+        ModelError: there are none.
+    """
+    abstract, placement = flatten_dict(model.abstract), place_stored(model, checkpoint)
+    larger = flatten_dict(_with_one_token_more(model).abstract)
+    found: dict[str, int] = {}
+    for path, (name, order) in placement.sources.items():
+        for dim, (one, other) in enumerate(zip(abstract[path].shape, larger[path].shape, strict=True)):
+            if one != other:
+                found[name] = dim if order is None else order[dim]
+    if not found:
+        problem = f"no parameter of {type(model.flax).__name__} grows with its vocabulary"
+        raise ModelError(model.where, problem, "leave model.added_tokens out")
+    shapes = {checkpoint.shapes[name] for name in found}
+    seconds = [name for name in (*placement.copies, *placement.unused) if checkpoint.shapes[name] in shapes]
+    return {**dict.fromkeys(seconds, 0), **found}
+
+
+def _with_one_token_more(model: HfFlaxModel) -> HfFlaxModel:
+    config = copy.deepcopy(model.config)
+    set_vocab_size(config, (vocab_size_of(config) or 0) + 1)
+    dtype = jnp.dtype(model.flax.dtype).name
+    return build_model(config, model.task, dtype=dtype, generation_config=None, where=model.where)
 
 
 def place_stored(model: HfFlaxModel, checkpoint: Checkpoint) -> Placement:

@@ -18,10 +18,11 @@ from redco_cli.errors import ModelError
 from redco_cli.models.config.read import local_directory
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.flax.model import HfFlaxModel
-from redco_cli.models.weights.decoder import fit_decoder
+from redco_cli.models.weights.decoder import decoder_vocabulary, fit_decoder
 from redco_cli.models.weights.files import FLAX, INDEX, SAFETENSORS, Checkpoint, open_checkpoint, sharded_files
 from redco_cli.models.weights.fit import Fit, check_copies, check_fit
-from redco_cli.models.weights.flax import fit_flax
+from redco_cli.models.weights.flax import fit_flax, flax_vocabulary
+from redco_cli.models.weights.rows import with_rows
 from redco_cli.models.weights.shards import fill
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
@@ -92,7 +93,7 @@ def load_params(model: Model, directory: Path, shardings: Params | None = None, 
     Raises:
         ModelError: the checkpoint does not fit the model, or is damaged.
     """
-    checkpoint = open_checkpoint(directory)
+    checkpoint = _open(model, directory)
     fit = _fit(model, checkpoint)
     check_fit(fit, directory, may_lack_head=rng is not None)
     check_copies(fit, checkpoint, directory)
@@ -115,7 +116,17 @@ def check_checkpoint(model: Model, directory: Path) -> None:
         ModelError: the checkpoint does not fit the model, is cut off, or is not there.
     """
     if any((directory / name).is_file() for name in (SAFETENSORS, INDEX)) or not (directory / FLAX).is_file():
-        check_fit(_fit(model, open_checkpoint(directory)), directory, may_lack_head=True)
+        check_fit(_fit(model, _open(model, directory)), directory, may_lack_head=True)
+
+
+def _open(model: Model, directory: Path) -> Checkpoint:
+    """The checkpoint in a directory, with rows for the tokens that the recipe adds."""
+    checkpoint = open_checkpoint(directory)
+    if model.added is None:
+        return checkpoint
+    if isinstance(model, DecoderModel):
+        return with_rows(checkpoint, model.added, decoder_vocabulary(model, checkpoint))
+    return with_rows(checkpoint, model.added, flax_vocabulary(model, checkpoint))
 
 
 def _fit(model: Model, checkpoint: Checkpoint) -> Fit:

@@ -261,12 +261,17 @@ def refuse_changes(
             [
                 Problem(
                     where(key),
-                    f"{_at(now, key)!r}, but {checkpoint} was trained with {_at(before, key)!r}",
+                    f"{_told(_at(now, key))}, but {checkpoint} was trained with {_told(_at(before, key))}",
                     "restore the value, or choose another output_dir for a new run",
                 )
                 for key in changed
             ]
         )
+
+
+def _told(value: Any) -> str:
+    """A value as an error shows it: of a text of many lines, such as a chat template, the beginning."""
+    return f"{value[:40]!r}..." if isinstance(value, str) and "\n" in value.strip() else repr(value)
 
 
 def _differences(before: Any, now: Any, prefix: str = "") -> list[str]:

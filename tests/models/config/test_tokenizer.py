@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redco_cli.errors import ModelError
+from redco_cli.errors import DataError, ModelError
 from redco_cli.models.config.byte_tokenizer import BOS, EOS, PAD, SEP, VOCAB_SIZE, ByteTokenizer
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.recipe.schema import ModelSection
@@ -127,3 +127,50 @@ def test_tokenizers_that_are_not_there_are_named():
     assert str(caught.value).endswith(
         "\n  -> check the name and the network, or set model.tokenizer to a hub id, a directory, or byte"
     )
+
+
+def _words(directory, template="{{ messages[0]['content'] }}"):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    (directory / "chat_template.jinja").write_text(template)
+    return str(directory)
+
+
+def test_the_chat_template_of_a_recipe_comes_before_the_own_one(tmp_path):
+    import transformers
+
+    name, messages = _words(tmp_path), [{"role": "user", "content": "a"}]
+    own = load_tokenizer(ModelSection(tokenizer=name), where=where)
+    other = load_tokenizer(ModelSection(tokenizer=name, chat_template="b{{ messages[0]['content'] }}"), where=where)
+    assert own.apply_chat_template(messages, tokenize=False) == "a"
+    assert other.apply_chat_template(messages, tokenize=False) == "ba"
+    other.save_pretrained(tmp_path / "out")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert again.apply_chat_template(messages, tokenize=False) == "ba"
+
+
+@pytest.mark.parametrize(
+    ("template", "tokenizer", "said"),
+    [
+        ("{% for x in y %}\n{{ x }", None, "is no Jinja template: line 2: "),
+        ("{{ x | nothing }}", None, "is no Jinja template: line 1: No filter named 'nothing'."),
+        ("{{ messages }}", "byte", "given, but the tokenizer takes none\n  -> leave it out, or name a tokenizer of"),
+        ("{{ messages }}", "", "given, but there is no tokenizer\n  -> leave it out, or name a tokenizer of"),
+    ],
+)
+def test_a_template_that_cannot_be_is_refused_at_once(tmp_path, template, tokenizer, said):
+    name = {None: _words(tmp_path), "": None}.get(tokenizer, tokenizer)
+    with pytest.raises(ModelError) as caught:
+        load_tokenizer(ModelSection(tokenizer=name, chat_template=template), where=where)
+    assert str(caught.value).startswith(f"recipe.yaml:3: model.chat_template: {said}")
+
+
+def test_the_template_of_a_recipe_has_limits_too(tmp_path):
+    section = ModelSection(tokenizer=_words(tmp_path), chat_template="{{ 'a' * 10 ** 10 }}")
+    tokenizer = load_tokenizer(section, where=where)
+    with pytest.raises(DataError, match=r"recipe\.yaml:3: model\.chat_template: the chat template of model\.chat_tem"):
+        tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
