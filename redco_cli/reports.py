@@ -232,5 +232,8 @@ _NEITHER = (None, None)
 
 
 def _written(value: object) -> str:
-    """A value of a recipe, as a recipe has it."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """A value of a recipe, as a recipe has it; of a text of several lines, such as a chat template, the first."""
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    first, _, rest = value.strip().partition("\n")
+    return f"{first} ..." if rest else value

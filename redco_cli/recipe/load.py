@@ -217,7 +217,8 @@ def _base_path(base: object, path: Path, where: str) -> Path:
 
 def _merge(target: Any, origins: dict[str, str], key: Any, value: Any, origin: Any, prefix: str = "") -> None:
     dotted = f"{prefix}{key}"
-    if isinstance(value, dict) and isinstance(target, dict) and isinstance(target.get(key), dict):
+    inner = target.get(key) if isinstance(target, dict) else target[key]
+    if isinstance(value, dict) and isinstance(inner, dict):
         for name, inner in value.items():
             _merge(target[key], origins, name, inner, origin, f"{dotted}.")
         return

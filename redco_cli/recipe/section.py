@@ -32,13 +32,13 @@ def _as_template(given: str, info: ValidationInfo) -> str:
     try:
         if found[0].stat().st_size > _LONGEST_TEMPLATE:
             raise ValueError("the file is larger than any chat template")
-        text = found[0].read_text(encoding="utf-8")
+        text = found[0].read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ValueError(f"the file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("the file is not UTF-8") from None
-    if "{{" not in text and "{%" not in text:
-        raise ValueError("the file holds no Jinja: neither {{ nor {%")
+    if "\0" in text or ("{{" not in text and "{%" not in text):
+        raise ValueError("the file holds no Jinja text" + (": neither {{ nor {%" if "\0" not in text else ""))
     return text
 
 

@@ -42,6 +42,8 @@ def test_an_item_is_overridden_by_its_number(load):
     assert loaded.where("data.train.1.limit") == "command line: data.train.1.limit"
     assert loaded.where("data.train.1.path") == "r.yaml:7: data.train.1.path"
     assert load(LIST, environ={"REDCO_DATA__TRAIN__1__WEIGHT": "3"}).recipe.data.train[1].weight == 3.0
+    (first, second) = load(LIST, "data.train.1={limit: 3}").recipe.data.train
+    assert (second.path, second.limit) == ("csv", 3)  # mappings merge, here too
     assert load(LIST, "data.train={path: org/data}").recipe.data.train.path == "org/data"
     assert load(LIST, "data.eval.path=org/data").recipe.data.eval.path == "org/data"
 

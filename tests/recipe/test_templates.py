@@ -28,6 +28,11 @@ def test_a_file_beside_the_recipe_or_in_the_working_directory_is_read_once(write
     assert load_recipe("run/recipe.resolved.yaml", (), {}).recipe.model.chat_template == JINJA
 
 
+def test_a_byte_order_mark_is_no_text(load, folder):
+    (folder / "c.jinja").write_bytes(b"\xef\xbb\xbf{{ x }}\r\n")
+    assert load("", "model.chat_template=c.jinja").recipe.model.chat_template == "{{ x }}\n"
+
+
 def test_text_in_the_recipe(load):
     text = "model:\n  chat_template: |\n    {% for message in messages %}\n    {{ message }}{% endfor %}\n"
     assert load(text).recipe.model.chat_template == "{% for message in messages %}\n{{ message }}{% endfor %}\n"
@@ -40,7 +45,8 @@ def test_text_in_the_recipe(load):
             None,
             "'c.jinja' given, but it is neither Jinja text nor a file beside the recipe or in the working directory",
         ),
-        (b"hello", "'c.jinja' given, but the file holds no Jinja: neither {{ nor {%"),
+        (b"hello", "'c.jinja' given, but the file holds no Jinja text: neither {{ nor {%"),
+        (b"{{ x }}\0", "'c.jinja' given, but the file holds no Jinja text"),
         (b"{{ \xff }}", "'c.jinja' given, but the file is not UTF-8"),
         (b"{{" * 2**20, "'c.jinja' given, but the file is larger than any chat template"),
     ],

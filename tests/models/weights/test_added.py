@@ -13,7 +13,7 @@ from redco_cli.errors import ModelError
 from redco_cli.exporting.export import export_model
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.vocabulary import AddedTokens
+from redco_cli.models.vocabulary import AddedTokens, vocab_size_of
 from redco_cli.models.weights import rows as module
 from redco_cli.models.weights import shards
 from redco_cli.models.weights.load import check_checkpoint, load_params
@@ -169,3 +169,12 @@ def test_a_token_that_is_there_stays_where_it_is(tmp_path, capsys):
     assert (model.added, model.config.vocab_size) == (AddedTokens(5, 6, 5), 6)
     assert "model.added_tokens: the tokenizer has 1 of 2 already" in capsys.readouterr().err
     assert tokenizer.decode([1, 5, 3], skip_special_tokens=True) == "w1"
+
+
+def test_two_vocabularies_do_not_grow():
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.BertConfig(), transformers.BertConfig()
+    )
+    assert vocab_size_of(config) is None
+    assert vocab_size_of(transformers.BertConfig(vocab_size=7)) == 7
+    assert vocab_size_of(transformers.ViTConfig()) is None
