@@ -50,7 +50,7 @@ def load_examples(ctx: Context, split: str) -> Sequence[Example]:
     source = "\n".join(standard_library().values())
     names = sorted({name for name in re.findall(r"\b[a-z]{2,8}(?:_[a-z]{2,8}){1,2}\b", source) if len(name) <= LONGEST})
     examples = [
-        {ctx.options.prompt: question.format(name), ctx.options.response: answer(name)}
+        {ctx.options.prompt or "prompt": question.format(name), ctx.options.response or "response": answer(name)}
         for name in names
         for question, answer in TASKS.items()
         if held_out(name, ctx.options.eval_share) == (split == "eval")

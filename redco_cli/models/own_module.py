@@ -122,14 +122,12 @@ class ModuleModel:
                 self.where, "training this module needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
             ) from None
 
-    def next_token_loss(
-        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
-    ) -> Loss:
+    def next_token_loss(self, params: Params, *inputs: Any, labels: Any, weights: Any = None, **named: Any) -> Loss:
         """The loss of predicting each token from those before it, where a call gives logits [B, L, V].
 
-        The labels [B, L] are aligned with the input; the other arguments are those of a call.
+        Labels and weights [B, L] are aligned with the input; the other arguments are those of a call.
         """
-        return next_token_loss(self(params, *inputs, rng=rng, train=train, **named), labels)
+        return next_token_loss(self(params, *inputs, **named), labels, weights)
 
     def decoder_inputs(self, labels: Any) -> Any:
         """A module of one's own has no start token that redco knows of.

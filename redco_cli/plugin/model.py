@@ -29,7 +29,14 @@ class Model(Protocol):
         ...
 
     def next_token_loss(
-        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
+        self,
+        params: Params,
+        *inputs: Any,
+        labels: Any,
+        weights: Any = None,
+        rng: Any = None,
+        train: bool = False,
+        **named: Any,
     ) -> Loss:
         """The loss of a language model, with the metric `accuracy`: each token predicted from those before it.
 
@@ -40,6 +47,7 @@ class Model(Protocol):
             params: as `init` returns them.
             inputs: those of a call; `named` likewise by name.
             labels: [B, L], aligned with the input: token i, or `IGNORED_LABEL` where it carries no loss.
+            weights: [B, L], how much each label counts; one each by default: Σ w loss / Σ w.
             rng: key for dropout.
             train: whether dropout is active.
         """

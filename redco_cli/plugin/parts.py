@@ -23,6 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redco_cli.errors import PluginError
+from redco_cli.plugin.chat.masks import Masked as Masked
+from redco_cli.plugin.chat.masks import TrainOn as TrainOn
+from redco_cli.plugin.chat.masks import masked as masked
+from redco_cli.plugin.chat.masks import prompt_ids as prompt_ids
+from redco_cli.plugin.chat.shapes import Columns as Columns
+from redco_cli.plugin.chat.shapes import Conversation as Conversation
+from redco_cli.plugin.chat.shapes import Text as Text
+from redco_cli.plugin.chat.shapes import recognise as recognise
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Loss, Params
 from redco_cli.plugin.rows import check_kind as check_kind
 from redco_cli.plugin.rows import column as column
@@ -135,15 +143,16 @@ def padding_id(tokenizer: Any) -> int:
     return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
 
 
-def token_loss(logits: jax.Array, labels: jax.Array) -> Loss:
+def token_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None) -> Loss:
     """Cross-entropy summed over everything that has a label, in float32, in nats.
 
-        sum = -Σ log softmax(logits)[label]    over positions with label != IGNORED_LABEL
-        weight = the number of such positions
+        sum = -Σ w log softmax(logits)[label]    over positions with label != IGNORED_LABEL
+        weight = Σ w: without weights, the number of such positions
 
     Args:
         logits: [..., V]: tokens [B, L, V], or classes [B, V].
         labels: [...], integers below V, or IGNORED_LABEL.
+        weights: w of each label [...]; one each by default.
 
     Returns:
         The loss, with the metric `accuracy`: the share of labels that have the largest logit.
@@ -154,22 +163,22 @@ def token_loss(logits: jax.Array, labels: jax.Array) -> Loss:
     chosen = jnp.take_along_axis(logits, safe[..., None], axis=-1)[..., 0]
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
     correct = (jnp.argmax(logits, axis=-1) == safe) & counts
-    return Loss(
-        sum=jnp.where(counts, losses, 0.0).sum(),
-        weight=counts.sum(),
-        metrics={"accuracy": correct.sum()},
-    )
+    if weights is None:
+        return Loss(jnp.where(counts, losses, 0.0).sum(), counts.sum(), {"accuracy": correct.sum()})
+    weights = jnp.where(counts, weights.astype(jnp.float32), 0.0)
+    return Loss((losses * weights).sum(), weights.sum(), {"accuracy": (correct * weights).sum()})
 
 
-def next_token_loss(logits: jax.Array, labels: jax.Array) -> Loss:
+def next_token_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None) -> Loss:
     """`token_loss` of predicting each token from those before it.
 
     Args:
         logits: [B, L, V], those at position i predict token i + 1.
         labels: [B, L], aligned with the input: token i, or IGNORED_LABEL where it carries no loss. The first of each
             row is predicted by nothing and never counts.
+        weights: [B, L], aligned with the labels; one each by default.
     """
-    return token_loss(logits[:, :-1], labels[:, 1:])
+    return token_loss(logits[:, :-1], labels[:, 1:], None if weights is None else weights[:, 1:])
 
 
 def generate(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:

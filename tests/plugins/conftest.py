@@ -26,8 +26,8 @@ class LogitsModel:
         self.calls.append((inputs, named))
         return params
 
-    def next_token_loss(self, params: Any, *inputs: Any, labels: Any, **named: Any) -> Loss:
-        return next_token_loss(self(params, *inputs, **named), labels)
+    def next_token_loss(self, params: Any, *inputs: Any, labels: Any, weights: Any = None, **named: Any) -> Loss:
+        return next_token_loss(self(params, *inputs, **named), labels, weights)
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """Instruction tuning: which tokens carry loss, by marks and by comparison, and what is refused."""
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from redco_cli.errors import ExampleError, PluginError
 from redco_cli.models.config.byte_tokenizer import EOS, PAD, ByteTokenizer
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin
 from redco_cli.row_notes import noting
+from tests.plugins.chat.tokenizers import hf_tokenizer
 from tests.plugins.conftest import collate
 
 instruct = builtin("instruct")
@@ -26,20 +25,6 @@ MARKED = (
     "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}<e>"
     "{% endgeneration %}{% else %}{{ m.content }}<e>{% endif %}{% endfor %}" + PROMPT
 )
-FORGETFUL = (
-    "{% for m in messages %}{{ m.role }}: {% if m.role != 'assistant' or loop.last %}{{ m.content }}{% endif %}<e>"
-    "{% endfor %}" + PROMPT
-)
-
-
-def hf_tokenizer(template, merges=()):
-    """A byte-level BPE tokenizer of Hugging Face, made here."""
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = [*letters, *("".join(pair) for pair in merges), "<e>"]
-    bpe = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=list(merges)))
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<e>", chat_template=template)
 
 
 def learned(tokenizer, row):
@@ -73,13 +58,6 @@ def test_only_the_assistants_turns_and_their_end_are_learned(context, tokenizer)
         instruct, context("instruct", max_length=80, tokenizer=tokenizer, train_on="last"), [{"messages": TURNS}]
     )
     assert learned(tokenizer, last["labels"][0]).strip(".") == f"2{end}"
-
-
-def test_a_token_that_merges_prompt_and_answer_is_learned(context):
-    tokenizer = hf_tokenizer(PLAIN, merges=[("Ġ", "2")])
-    ids, labels = instruct.encode_conversation(tokenizer, TURNS[3:], "all")
-    assert learned(tokenizer, labels) == "." * len("user: 1+1-assistant:") + " 2<e>"
-    assert len(ids) == len(labels)
 
 
 def test_prompt_and_response_are_a_conversation_of_two(context):
@@ -132,19 +110,6 @@ def test_a_tokenizer_without_a_template_is_refused(context):
     )
 
 
-def test_a_template_that_rewrites_history_needs_the_last_turn_only(context):
-    tokenizer = hf_tokenizer(FORGETFUL)
-    with pytest.raises(PluginError) as caught:
-        collate(instruct, context("instruct", tokenizer=tokenizer), [{"messages": TURNS}])
-    assert str(caught.value) == (
-        "collate_fn: the chat template changes what comes before message 3 when more follows, so the tokens of the "
-        "answer cannot be told apart\n"
-        "  -> set plugin.options.train_on: last, or mark the answers with {% generation %} in the chat template"
-    )
-    ctx = context("instruct", max_length=80, tokenizer=tokenizer, train_on="last")
-    assert learned(tokenizer, collate(instruct, ctx, [{"messages": TURNS}])["labels"][0]).strip(".") == "2<e>"
-
-
 @pytest.mark.parametrize("messages", ["hello", [{"role": "user", "text": "hi"}], [None]])
 def test_what_is_no_conversation_is_refused(context, messages):
     with pytest.raises(ExampleError) as caught:
@@ -181,8 +146,9 @@ def test_what_is_no_conversation_is_refused(context, messages):
         ),
         (
             {"question": "q"},
-            "an example has no column 'messages'; it has 'question'\n"
-            "  -> name the right column in plugin.options, or rename it in the data",
+            "an example has no columns of a known shape; it has 'question'\n"
+            "  -> known are messages, conversations (ShareGPT), instruction and output (Alpaca), prompt and "
+            "completion, text; rename the columns, or name them in plugin.options",
         ),
     ],
 )
@@ -190,12 +156,6 @@ def test_what_a_conversation_may_not_hold_is_named(context, example, problem):
     with pytest.raises(ExampleError) as caught:
         collate(instruct, context("instruct"), [example])
     assert str(caught.value) == f"collate_fn: {problem}"
-
-
-def test_an_assistant_that_calls_a_tool_says_nothing():
-    calls = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}]}
-    messages = [TURNS[1], calls, {"role": "tool", "content": "2"}, TURNS[2]]
-    assert instruct.checked_messages(messages, "messages") == messages
 
 
 def test_name_tasks_have_one_right_answer_and_disjoint_names(context):

@@ -107,7 +107,14 @@ class DecoderModel:
         return self._apply(params, "hidden", inputs, named, rng, train)
 
     def next_token_loss(
-        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
+        self,
+        params: Params,
+        *inputs: Any,
+        labels: Any,
+        weights: Any = None,
+        rng: Any = None,
+        train: bool = False,
+        **named: Any,
     ) -> Loss:
         """The loss of predicting each token from those before it, without logits of the whole batch.
 
@@ -115,6 +122,7 @@ class DecoderModel:
             params: as `init` returns them.
             inputs: those of a call; `named` likewise by name.
             labels: [B, S], aligned with `input_ids`: token i, or `IGNORED_LABEL` where it carries no loss.
+            weights: [B, S], of each label; one each by default.
             rng: key for dropout.
             train: whether dropout is active.
 
@@ -123,7 +131,8 @@ class DecoderModel:
         """
         hidden = self.hidden(params, *inputs, rng=rng, train=train, **named)
         following = jnp.concatenate([labels[:, 1:], jnp.full_like(labels[:, :1], IGNORED_LABEL)], axis=1)
-        found = cross_entropy(hidden, head_of(params, self.decoder), following, config=self.decoder)
+        share = None if weights is None else jnp.roll(weights, -1, axis=1)  # the last has no label
+        found = cross_entropy(hidden, head_of(params, self.decoder), following, share, config=self.decoder)
         return Loss(found.loss, found.weight, {"accuracy": found.correct})
 
     def decoder_inputs(self, labels: Any) -> Any:

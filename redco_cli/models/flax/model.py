@@ -94,14 +94,12 @@ class HfFlaxModel:
             ) from None
         return outputs if self.task in _WHOLE_OUTPUT else outputs.logits
 
-    def next_token_loss(
-        self, params: Params, *inputs: Any, labels: Any, rng: Any = None, train: bool = False, **named: Any
-    ) -> Loss:
+    def next_token_loss(self, params: Params, *inputs: Any, labels: Any, weights: Any = None, **named: Any) -> Loss:
         """The loss of predicting each token from those before it, where a call gives logits [B, L, V].
 
-        The labels [B, L] are aligned with the input; the other arguments are those of a call.
+        Labels and weights [B, L] are aligned with the input; the other arguments are those of a call.
         """
-        return next_token_loss(self(params, *inputs, rng=rng, train=train, **named), labels)
+        return next_token_loss(self(params, *inputs, **named), labels, weights)
 
     def decoder_inputs(self, labels: Any) -> Any:
         """Decoder inputs [B, L] for labels [B, L]: moved right by one, behind the start token.

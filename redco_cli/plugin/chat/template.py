@@ -1,0 +1,161 @@
+"""A conversation as text and as tokens, by the chat template of a tokenizer.
+
+Where answers stand is worked out on text, and then for tokens: a token that holds the end of what comes before an
+answer belongs to the answer.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from redco_cli.errors import ExampleError, PluginError
+from redco_cli.plugin.chat.messages import TRAIN, WEIGHT, Message
+
+_MARK = re.compile(r"{%-?\s*generation\s*-?%}")
+_RAISED = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
+"""What a template raises on a conversation that it does not take: its own words, or Python's."""
+
+
+class Template:
+    """A chat template with the tools of one conversation.
+
+    Args:
+        tokenizer: with a chat template.
+        tools: what the assistant may call; None for none.
+
+    Raises:
+        PluginError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: Any, tools: Sequence[Any] | None = None) -> None:
+        if not getattr(tokenizer, "chat_template", None):
+            name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+            raise PluginError(
+                "collate_fn",
+                f"the tokenizer {name} has no chat template",
+                "name an instruction-tuned model's in model.tokenizer, or add a chat_template.jinja to its folder",
+            )
+        self.tokenizer, self.tools = tokenizer, None if tools is None else list(tools)
+        self._has_text = hasattr(tokenizer, "get_chat_template")  # that of `byte` makes ids without a text of them
+        self._forms = _FORMS
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether the template marks what the assistant says by `{% generation %}`."""
+        return self._has_text and bool(_MARK.search(self.tokenizer.get_chat_template(tools=self.tools)))
+
+    @property
+    def special_tokens(self) -> Collection[str]:
+        """The texts that are one token each, whatever stands around them."""
+        return self.tokenizer.get_added_vocab().keys() if self._has_text else ()
+
+    def text(self, messages: Sequence[Message], *, prompt: bool = False) -> str:
+        """What the template makes of messages; with `prompt`, also the words that begin an answer.
+
+        Raises:
+            ExampleError: the template does not take them.
+        """
+        return self._rendered(messages, prompt, marks=False)[0]
+
+    def marked(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """The same text, and first and last + 1 character of each part in marks, in order."""
+        return self._rendered(messages, prompt=False, marks=True)
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text that the template made."""
+        return self.tokens(text)[0]
+
+    def tokens(self, text: str) -> tuple[list[int], Callable[[int], int]]:
+        """The tokens of such a text; and from the number of a character to the first token that ends behind it."""
+        if not self._has_text:
+            return [ord(letter) for letter in text], lambda place: place
+        if getattr(self.tokenizer, "is_fast", False):
+            found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            ends = list(itertools.accumulate((end for _, end in found["offset_mapping"]), max))
+            return list(found["input_ids"]), lambda place: bisect.bisect_right(ends, place)
+        ids = list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids, lambda place: common(ids, self.ids(text[:place]))  # slow ones do not say where tokens end
+
+    def _rendered(self, messages: Sequence[Message], prompt: bool, marks: bool) -> tuple[str, list[tuple[int, int]]]:
+        said = ""
+        for form in self._forms:
+            try:
+                found = self._apply([form(_plain(message)) for message in messages], prompt, marks)
+            except _RAISED as error:
+                said = said or str(error) or type(error).__name__
+                if not any(message.get("tool_calls") for message in messages):
+                    break
+            else:
+                if form is not self._forms[0] and any(message.get("tool_calls") for message in messages):
+                    self._forms = (form,)  # of which all renderings are
+                return found
+        problem = f"the chat template does not take this conversation ({_outline(messages)}): {said}"
+        raise ExampleError("collate_fn", problem, "correct that row or leave it out")
+
+    def _apply(self, given: list[Message], prompt: bool, marks: bool) -> tuple[str, list[tuple[int, int]]]:
+        if not self._has_text:
+            return "".join(map(chr, self.tokenizer.apply_chat_template(given, add_generation_prompt=prompt))), []
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, places = render_jinja_template(
+            conversations=[given],
+            tools=self.tools,
+            chat_template=self.tokenizer.get_chat_template(tools=self.tools),
+            return_assistant_tokens_mask=marks,
+            add_generation_prompt=prompt,
+            **self.tokenizer.special_tokens_map,
+        )
+        return texts[0], [(start, stop) for start, stop in (places[0] if marks else ()) if stop > start]
+
+
+def common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Length of the beginning that two texts, or two lists, share."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+def _plain(message: Message) -> Message:
+    """A message without what is only for the loss."""
+    return {key: value for key, value in message.items() if key not in (TRAIN, WEIGHT)}
+
+
+def _as_text(message: Message) -> Message:
+    """With the arguments of its tool calls as JSON text."""
+    if not message.get("tool_calls"):
+        return message
+    functions = [call["function"] for call in message["tool_calls"]]
+    texts = [{**one, "arguments": json.dumps(one["arguments"], ensure_ascii=False)} for one in functions]
+    calls = zip(message["tool_calls"], texts, strict=True)
+    return {**message, "tool_calls": [{**call, "function": function} for call, function in calls]}
+
+
+def _without_null(message: Message) -> Message:
+    """With empty content where it only calls tools."""
+    return {**message, "content": ""} if message["content"] is None else message
+
+
+_FORMS: tuple[Callable[[Message], Message], ...] = (
+    lambda message: message,
+    _as_text,
+    _without_null,
+    lambda message: _as_text(_without_null(message)),
+)
+"""What messages with tool calls are given as, until the template takes them: they differ from template to template."""
+
+
+def _outline(messages: Sequence[Message]) -> str:
+    roles = [str(message["role"]) for message in messages]
+    return ", ".join(roles if len(roles) <= 6 else [*roles[:3], "...", *roles[-2:]]) or "no messages"
