@@ -19,6 +19,7 @@ from redco_cli.plugin.parts import (
     decode,
     encode,
     generate,
+    refuse_conversation,
     stack_rows,
     tokenizer_of,
 )
@@ -43,6 +44,7 @@ def encode_fn(ctx: Context, example: Example) -> Mapping[str, Any]:
     if ctx.stage == "predict":
         name = ctx.options.prompt if ctx.options.prompt in example else ctx.options.text
         return {"input_ids": tokenizer(column([example], name, str))["input_ids"][0]}
+    refuse_conversation(example, ctx.options.text)
     return {"input_ids": encode(tokenizer, column([example], ctx.options.text, str))[0]}
 
 

@@ -167,7 +167,7 @@ def validate(
     for warning in document.pop("warnings"):
         warn(warning)
     for sequence in sequences:
-        masked_tokens(sequence.tokens, sequence.carries_loss, sequence.title)
+        masked_tokens(sequence.tokens, sequence.weights, sequence.title)
     result(document, as_json)
     note("valid")
 

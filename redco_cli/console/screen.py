@@ -175,26 +175,29 @@ def _shortened(value: object) -> str:
     return text if len(text) <= _LONGEST_FIELD else f"{text[:_LONGEST_FIELD]}..."
 
 
-def masked_tokens(tokens: Sequence[str], weights: Sequence[bool], title: str, console: Console | None = None) -> None:
+def masked_tokens(tokens: Sequence[str], weights: Sequence[float], title: str, console: Console | None = None) -> None:
     """Decoded tokens, those that carry loss set apart: by colour where there is colour, else by `[loss]...[/loss]`.
+
+    A weight that is not 1 is written before its tokens.
 
     Args:
         tokens: the text of each token of one sequence.
-        weights: for each token, whether it carries loss.
+        weights: how much each token counts in the loss; 0 for one that carries none.
         title: said above, with how many tokens carry loss.
         console: where to; default: stdout.
     """
     console = console or stdout()
     coloured = console.is_terminal and not console.no_color and console.color_system is not None
     pieces: list[Piece] = []
-    for carries_loss, run in groupby(zip(tokens, weights, strict=True), key=lambda pair: bool(pair[1])):
-        text = _visible("".join(token for token, _ in run), console)
-        if not carries_loss:
+    for weight, run in groupby(zip(tokens, weights, strict=True), key=lambda pair: float(pair[1])):
+        text, told = _visible("".join(token for token, _ in run), console), "" if weight == 1 else f" {weight:g}"
+        if not weight:
             pieces.append((text, "dim"))
         elif coloured:  # a line break has nothing to colour: show it
-            pieces.append((text.replace("\n", "⏎\n"), "black on green"))
+            pieces += [(f"{told} ", "bold yellow")] if told else []
+            pieces.append((text.replace("\n", "⏎\n"), "black on yellow" if told else "black on green"))
         else:
-            pieces.append(f"[loss]{text}[/loss]")
+            pieces.append(f"[loss{told}]{text}[/loss]")
     say(console, (title, "bold"), f" ({sum(map(bool, weights))} of {len(tokens)} tokens carry loss)")
     say(console, *pieces)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from redco_cli.data.places import Locate, place_of
 from redco_cli.errors import DataError
 from redco_cli.job import Job, first_examples
 from redco_cli.plugin.calls import describe
+from redco_cli.plugin.chat.shapes import recognised_shapes
 from redco_cli.plugin.contract import IGNORED_LABEL, Stage
 from redco_cli.row_notes import NOTHING_REMEDY, Notes, RowCounts
 from redco_cli.training.cuts.findings import dependences
@@ -30,17 +32,24 @@ from redco_cli.training.timeline import Timeline
 SHOWN_EXAMPLES = 2
 LOOKED_AT, LOOKED_SECONDS, PART = 1000, 5.0, 50
 """Rows of each split that are collated, in parts, to find what is wrong with them; fewer where they take long."""
+_LONGEST_LETTER = 4
+"""Bytes of one letter, each of which may be a token."""
 PLACES = 3
 """Of the rows of a kind, so many are named."""
 
 
 @dataclass(frozen=True)
 class MaskedTokens:
-    """The decoded tokens of one sequence, and for each whether it carries loss."""
+    """The decoded tokens of one sequence, and how much each counts in the loss; 0 for those that carry none."""
 
     title: str
     tokens: list[str]
-    carries_loss: list[bool]
+    weights: list[float]
+
+    @property
+    def carries_loss(self) -> list[bool]:
+        """For each token whether it counts."""
+        return [weight > 0 for weight in self.weights]
 
 
 def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
@@ -99,13 +108,15 @@ def _rows(job: Job) -> dict[str, Any]:
     for split, examples in splits:
         if examples is None:
             continue
-        counts, places, is_all = _looked_at(job, split, examples)
+        with recognised_shapes() as shapes:
+            counts, places, is_all = _looked_at(job, split, examples)
         encoded = isinstance(job.train_rows, Rows)  # of which all texts were looked at
         problem = counts.nothing_to_learn() if split == "train" and not encoded else ""
         if problem and (is_all or counts.rows >= LOOKED_AT):
             raise DataError(job.where("data.train"), problem, NOTHING_REMEDY)
         noted = {what: {"rows": count, "at": places[what]} for what, count in counts.noted.items()}
-        found[split] = {"looked_at": counts.rows, "all": is_all, **noted}
+        recognised = {"shapes": dict(shapes.most_common())} if shapes else {}
+        found[split] = {"looked_at": counts.rows, "all": is_all, **recognised, **noted}
     return {"rows": found}
 
 
@@ -136,30 +147,41 @@ def _looked_at(job: Job, split: Stage, examples: Any) -> tuple[RowCounts, dict[s
 def masked_sequences(job: Job) -> Iterator[MaskedTokens]:
     """The first training sequences with what carries loss, where a batch has `input_ids` and `labels`."""
     examples = first_examples(job.train_examples, SHOWN_EXAMPLES)
-    batch: Mapping[str, Any] = job.collate("train")(examples)
+    with recognised_shapes() as shapes:
+        batch: Mapping[str, Any] = job.collate("train")(examples)
     ids, labels = np.asarray(batch.get("input_ids", ())), np.asarray(batch.get("labels", ()))
     if ids.ndim != 2 or job.tokenizer is None:
         return
     mask = np.asarray(batch.get("attention_mask", np.ones_like(ids))).astype(bool)
-    decode = getattr(job.tokenizer, "tokenizer", job.tokenizer).decode
+    decode = partial(getattr(job.tokenizer, "tokenizer", job.tokenizer).decode, skip_special_tokens=False)
     carrying = labels != IGNORED_LABEL
     aligned = labels.shape == ids.shape and bool((labels == ids)[carrying].all())  # else they are targets
+    given = np.asarray(batch.get("weights", ()))
+    weights = np.where(carrying, given if given.shape == labels.shape else 1.0, 0.0)
+    shape = f", {next(iter(shapes))}" if len(shapes) == 1 else ""
     for row in range(len(ids)):
+        title = f"training example {row + 1}{shape}"
         if aligned:
-            kept = mask[row] | (labels[row] != IGNORED_LABEL)
-            carries = labels[row][kept] != IGNORED_LABEL
-            yield MaskedTokens(
-                f"training example {row + 1}", [decode([token]) for token in ids[row][kept].tolist()], carries.tolist()
-            )
+            kept = mask[row] | carrying[row]
+            tokens = _texts(decode, ids[row][kept].tolist())
+            yield MaskedTokens(title, tokens, weights[row][kept].tolist())
         elif labels.ndim == 2:
-            target = labels[row][labels[row] != IGNORED_LABEL].tolist()
-            tokens = [decode([token]) for token in ids[row][mask[row]].tolist()]
-            answer = [decode([token]) for token in target]
-            yield MaskedTokens(
-                f"training example {row + 1}",
-                [*tokens, " => ", *answer],
-                [False] * (len(tokens) + 1) + [True] * len(answer),
-            )
+            tokens = _texts(decode, ids[row][mask[row]].tolist())
+            answer = _texts(decode, labels[row][carrying[row]].tolist())
+            counts = [0.0] * (len(tokens) + 1) + weights[row][carrying[row]].tolist()
+            yield MaskedTokens(title, [*tokens, " => ", *answer], counts)
+
+
+def _texts(decode: Callable[[list[int]], str], ids: list[int]) -> list[str]:
+    """The text of each token; a letter of several tokens stands at the last of them."""
+    texts, open_ids = [], list[int]()
+    for token in ids:
+        open_ids.append(token)
+        text = decode(open_ids)
+        is_part = text.endswith("\ufffd") and len(open_ids) < _LONGEST_LETTER
+        texts.append("" if is_part else text)
+        open_ids = open_ids if is_part else []
+    return [*texts[:-1], decode(open_ids)] if open_ids else texts
 
 
 def _count(params: Any) -> int:

@@ -31,6 +31,7 @@ from redco_cli.plugin.chat.shapes import Columns as Columns
 from redco_cli.plugin.chat.shapes import Conversation as Conversation
 from redco_cli.plugin.chat.shapes import Text as Text
 from redco_cli.plugin.chat.shapes import recognise as recognise
+from redco_cli.plugin.chat.shapes import refuse_conversation as refuse_conversation
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Loss, Params
 from redco_cli.plugin.rows import check_kind as check_kind
 from redco_cli.plugin.rows import column as column

@@ -244,6 +244,13 @@ def test_masked_tokens_in_colour(terminal):
     assert seen(terminal) == "example 3 (3 of 7 tokens carry loss)\n<user>2+2?\n<bot>4⏎\n\\x1b[31m[/loss]\n"
 
 
+def test_masked_tokens_with_weights(plain, terminal):
+    console.masked_tokens(["a", "b", "c", "d"], [0.0, 0.5, 1.0, 2.0], "example 3", plain)
+    assert said(plain) == ("example 3 (3 of 4 tokens carry loss)\na[loss 0.5]b[/loss][loss]c[/loss][loss 2]d[/loss]\n")
+    console.masked_tokens(["a", "b"], [0.0, 0.5], "example 3", terminal)
+    assert "\x1b[1;33m 0.5 \x1b[0m\x1b[30;43mb" in said(terminal)
+
+
 def test_masked_tokens_must_match_their_weights(plain):
     with pytest.raises(ValueError, match="shorter"):
         console.masked_tokens(["a", "b"], [True], "row", plain)

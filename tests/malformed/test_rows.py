@@ -218,6 +218,22 @@ def test_a_batch_without_loss_is_allowed(folder):
     assert "warning: step 1: no position of the batch carries loss; the update is skipped (1 in a row)\n" in said
 
 
+def test_shapes_and_weights_are_shown(folder):
+    turns = [
+        {"from": "human", "value": "é?"},
+        {"from": "gpt", "value": "yo", "weight": 0.5},
+        {"from": "gpt", "value": "2"},
+    ]
+    prepared(folder, "instruct", [{"conversations": turns}] * 11 + [{"messages": SAID}])
+    shown = folder.done("validate", "recipe.yaml", "plugin.options.weights=true", "data.max_length=64")[0]
+    assert (
+        "training example 1, ShareGPT in 'conversations' (5 of 37 tokens carry loss)\n"
+        "user: é?<eos>assistant: [loss 0.5]yo<eos>[/loss]assistant: [loss]2<eos>[/loss]\n"
+    ) in shown
+    assert "ShareGPT in 'conversations'" in shown.partition("rows")[2]
+    assert "messages in 'messages'" in shown.partition("rows")[2]
+
+
 def test_texts_like_dates_are_read_as_text(folder):
     prepared(folder, "dates", [GOOD["dates"]] * 12)
-    assert " => [loss]1999-03-03[/loss]" in folder.done("validate", "recipe.yaml")[0]
+    assert " => [loss]1999-03-03<eos>[/loss]" in folder.done("validate", "recipe.yaml")[0]

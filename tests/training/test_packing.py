@@ -80,7 +80,12 @@ def test_texts_in_a_row_teach_what_they_teach_alone(family):
 
     def encode(example):
         ids = example["ids"].astype(np.int32)
-        return {"input_ids": ids, "labels": np.where(ids % 4, ids, IGNORED_LABEL).astype(np.int32)}
+        weights = (1 + ids % 3).astype(np.float32) / 2
+        return {
+            "input_ids": ids,
+            "labels": np.where(ids % 4, ids, IGNORED_LABEL).astype(np.int32),
+            "weights": weights,
+        }
 
     def result(packed):
         encoded = encoded_once(encode, texts, measure="input_ids", where="p.py", kept_at=None, done=lambda *_: None)

@@ -144,6 +144,22 @@ def recognise(example: Example, columns: Columns) -> Conversation | Text:
     return found[0].read()
 
 
+def refuse_conversation(example: Example, name: str) -> None:
+    """Refuses an example that has no column of texts but a conversation, for a plugin that reads texts only.
+
+    Args:
+        example: any.
+        name: of the column that the plugin reads.
+
+    Raises:
+        ExampleError: naming the plugin that reads it.
+    """
+    fits = [] if example.get(name) is not None else [fit.shape for fit in _fits(example, Columns()) if fit.is_complete]
+    if fits:
+        remedy = "set plugin.module: instruct, which learns the answers of conversations"
+        refuse(f"an example has no text in {name!r}, but is a conversation: {fits[0]}", remedy)
+
+
 def _fits(example: Example, columns: Columns) -> Iterator[_Fit]:
     def has(name: str) -> bool:
         return example.get(name) is not None

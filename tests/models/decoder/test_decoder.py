@@ -378,11 +378,14 @@ def test_the_loss_of_a_model_is_that_of_its_logits(family, changed):
     _, params = decoder(family, **changed)
     ids = batch().input_ids
     labels = np.where(np.arange(12) % 5 == 1, IGNORED_LABEL, ids)
-    loss = quick(lambda params: built.next_token_loss(params, ids, labels=labels))(params)
-    expected = next_token_loss(apply(built.module, params, ids), jnp.asarray(labels))
-    assert float(loss.weight) == float(expected.weight) == 24
+    weights = np.arange(ids.size, dtype=np.float32).reshape(ids.shape) % 4 / 2
+    loss = quick(lambda params: built.next_token_loss(params, ids, labels=labels, weights=weights))(params)
+    expected = next_token_loss(apply(built.module, params, ids), jnp.asarray(labels), jnp.asarray(weights))
+    assert float(loss.weight) == float(expected.weight) == weights[:, 1:][labels[:, 1:] != IGNORED_LABEL].sum()
     np.testing.assert_allclose(loss.sum, expected.sum, rtol=1e-5)
     assert float(loss.metrics["accuracy"]) == float(expected.metrics["accuracy"])
+    plain = next_token_loss(apply(built.module, params, ids), jnp.asarray(labels))
+    assert (float(plain.weight), float(plain.sum) == float(loss.sum)) == (24, False)
 
 
 def test_the_logits_of_the_whole_batch_never_exist():

@@ -172,8 +172,10 @@ def test_tools_are_given_to_the_template():
 
 
 def test_arguments_are_text_where_a_template_wants_text():
-    template = PLAIN.replace("{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name + "
-    "c.function.arguments }}{% endfor %}")  # fmt: skip
+    template = PLAIN.replace(
+        "{{ m.content }}",
+        "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name + c.function.arguments }}{% endfor %}",
+    )
     found = learned(hf_tokenizer(template), [user("hi"), calling("I look."), told("sun"), assistant("A")])
     assert found == '<|user|>hi<e><|assistant|>[I look.weather{"city": "Paris"}<e>]<|tool|>sun<e><|assistant|>[A<e>]'
 
