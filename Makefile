@@ -44,7 +44,12 @@ types: $(VENV)/.dev ## types, strictly
 test: $(VENV)/.dev ## the tests, minutes
 	$(PYTEST) -m 'not slow'
 
-test-all: $(VENV)/.dev ## the tests and the slow matrices
+# The chat templates of TRL, with their training twins: files to compare with, of which no code is run.
+$(VENV)/oracles/trl: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oracles trl==1.16.0
+	@touch $@
+
+test-all: $(VENV)/oracles/trl ## the tests and the slow matrices
 	$(PYTEST) --timeout 900
 
 bench: install ## overhead of the training loop over a bare one

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from redco_cli.errors import ExampleError, PluginError
+from redco_cli.errors import ExampleError
 from redco_cli.plugin.chat.messages import ASSISTANT, Message
 from redco_cli.plugin.chat.template import Template, common
 
@@ -47,8 +47,7 @@ def answer_spans(template: Template, messages: Sequence[Message], turns: Sequenc
         For each turn its parts; more than one only where the template marks several.
 
     Raises:
-        PluginError: an answer cannot be found for certain.
-        ExampleError: the template does not take the conversation.
+        ExampleError: the template does not take the conversation, or an answer cannot be found for certain.
     """
     if not turns:
         return []
@@ -73,7 +72,7 @@ def around(template: Template, messages: Sequence[Message], number: int, *, prom
         prompt: whether the conversation ends with the words that begin an answer.
 
     Raises:
-        PluginError: the template leaves out what the message says, or repeats it.
+        ExampleError: the template leaves out what the message says, or repeats it.
     """
     plain = str(messages) + str(template.tools)
     word = next(word for word in (f"Qx{count}vz" for count in itertools.count(7)) if word not in plain)
@@ -82,7 +81,7 @@ def around(template: Template, messages: Sequence[Message], number: int, *, prom
         done = "repeats" if word in text else "leaves out"
         what = "the tool call" if messages[number].get("tool_calls") else "the content"
         problem = f"the chat template {done} {what} of message {number + 1}, so that answers cannot be told apart"
-        raise PluginError("collate_fn", problem, "leave such rows out, or correct the chat template" + _AS_PARTS)
+        raise ExampleError("collate_fn", problem, "leave such rows out, or correct the chat template" + _AS_PARTS)
     left, _, right = text.partition(word)
     return Around(left, right)
 
@@ -186,4 +185,4 @@ def _refuse_first() -> NoReturn:
 
 def _refuse(turn: int, problem: str, remedy: str) -> NoReturn:
     where = f"the answer in message {turn + 1} {problem}"
-    raise PluginError("collate_fn", f"{where}: its tokens cannot be told", remedy)
+    raise ExampleError("collate_fn", f"{where}: its tokens cannot be told", remedy)

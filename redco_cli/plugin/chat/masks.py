@@ -18,7 +18,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_cli.errors import PluginError
 from redco_cli.plugin.chat.answers import answer_spans, around
 from redco_cli.plugin.chat.messages import ASSISTANT, Message, refuse, weight_of
 from redco_cli.plugin.chat.shapes import Conversation, is_answer
@@ -69,8 +68,9 @@ def masked(tokenizer: Any, conversation: Conversation, train_on: TrainOn = "all"
         weighted: whether messages may have other weights than 0 and 1.
 
     Raises:
-        ExampleError: the template does not take the conversation, or a message has a weight where none may be.
-        PluginError: the tokenizer has no chat template, or answers cannot be found in what it makes.
+        ExampleError: the template does not take the conversation, answers cannot be found in what it makes, or a
+            message has a weight where none may be.
+        PluginError: the tokenizer has no chat template.
     """
     template, messages = Template(tokenizer, conversation.tools), conversation.messages
     answers = [number for number, message in enumerate(messages) if is_answer(message)]
@@ -140,7 +140,7 @@ def _next_token(template: Template, messages: Sequence[Message]) -> int:
     ids = template.ids(then[len(end) :])
     if not then.startswith(end) or not ids:
         problem = "the chat template writes nothing by which an answer ends, so that a model would never stop"
-        raise PluginError("collate_fn", problem, "let it write an end mark, such as the tokenizer's eos_token")
+        refuse(problem, "let it write an end mark, such as the tokenizer's eos_token")
     return ids[0]
 
 

@@ -96,6 +96,7 @@ def _checked(message: Message, where: str) -> Message:
         message = {key: value for key, value in message.items() if key != "tool_calls"}
     if isinstance(content, list | tuple):
         _check_parts(content, where)
+        message = {**message, "content": list(content)}
     elif content is not None or not calls:
         check_kind(content, str, f"the content of {where}")
     return {"content": None, **message}

@@ -7,6 +7,7 @@ answer belongs to the answer.
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import json
 import re
@@ -44,7 +45,7 @@ class Template:
             )
         self.tokenizer, self.tools = tokenizer, None if tools is None else list(tools)
         self._has_text = hasattr(tokenizer, "get_chat_template")  # that of `byte` makes ids without a text of them
-        self._forms = _FORMS
+        self._forms: tuple[tuple[Callable[[Message], Message], ...], ...] = _FORMS
 
     @property
     def has_marks(self) -> bool:
@@ -84,18 +85,22 @@ class Template:
         return ids, lambda place: common(ids, self.ids(text[:place]))  # slow ones do not say where tokens end
 
     def _rendered(self, messages: Sequence[Message], prompt: bool, marks: bool) -> tuple[str, list[tuple[int, int]]]:
-        said = ""
+        plain, tried, said = [_plain(message) for message in messages], list[list[Message]](), ""
         for form in self._forms:
+            given = [functools.reduce(lambda one, change: change(one), form, message) for message in plain]
+            if given in tried:
+                continue
+            tried.append(given)
             try:
-                found = self._apply([form(_plain(message)) for message in messages], prompt, marks)
+                text, places = self._apply(given, prompt, marks)
             except _RAISED as error:
                 said = said or str(error) or type(error).__name__
-                if not any(message.get("tool_calls") for message in messages):
-                    break
-            else:
-                if form is not self._forms[0] and any(message.get("tool_calls") for message in messages):
-                    self._forms = (form,)  # of which all renderings are
-                return found
+                continue
+            if all(_is_taken(message["content"], text) for message in given):
+                if given != plain:
+                    self._forms = (form,)  # of which all renderings are, so that they can be compared
+                return text, places
+        said = said or "it does not write the text of content that is given in parts"
         problem = f"the chat template does not take this conversation ({_outline(messages)}): {said}"
         raise ExampleError("collate_fn", problem, "correct that row or leave it out")
 
@@ -147,13 +152,27 @@ def _without_null(message: Message) -> Message:
     return {**message, "content": ""} if message["content"] is None else message
 
 
-_FORMS: tuple[Callable[[Message], Message], ...] = (
-    lambda message: message,
-    _as_text,
-    _without_null,
-    lambda message: _as_text(_without_null(message)),
-)
-"""What messages with tool calls are given as, until the template takes them: they differ from template to template."""
+def _joined(message: Message) -> Message:
+    """With content in parts as one text."""
+    content = message["content"]
+    return message if not isinstance(content, list) else {**message, "content": "".join(map(_text_of, content))}
+
+
+def _text_of(part: Any) -> str:
+    return str(part["text"])
+
+
+def _is_taken(content: Any, text: str) -> bool:
+    """Whether a template writes the text of parts, instead of nothing, or of their list as Python or JSON writes it."""
+    if not isinstance(content, list):
+        return True
+    said = "".join(map(_text_of, content)).rpartition("</think>")[2].strip()
+    return said in text and str(content) not in text and json.dumps(content, ensure_ascii=False) not in text
+
+
+_CHANGES = (_as_text, _without_null, _joined)
+_FORMS = tuple(form for size in range(len(_CHANGES) + 1) for form in itertools.combinations(_CHANGES, size))
+"""What is changed of messages, until a template takes them: what they take differs from one to the other."""
 
 
 def _outline(messages: Sequence[Message]) -> str:

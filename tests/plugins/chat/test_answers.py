@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from redco_cli.errors import ExampleError, PluginError
+from redco_cli.errors import ExampleError
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from tests.plugins.chat.tokenizers import TOOLS, assistant, calling, hf_tokenizer, learned, told, user
 
@@ -215,17 +215,24 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_told_is_refused(name):
     template, messages, problem = REFUSED[name]
-    with pytest.raises(PluginError) as caught:
+    with pytest.raises(ExampleError) as caught:
         learned(hf_tokenizer(template), messages)
     assert caught.value.problems[0].problem == problem
 
 
-def test_content_in_parts_only():
-    template = PLAIN.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}")
-    parts = [user([{"type": "text", "text": "hi"}]), assistant([{"type": "text", "text": "yo"}])]
-    assert learned(hf_tokenizer(template), parts) == "<|user|>hi<e><|assistant|>[yo<e>]"
-    with pytest.raises(PluginError, match=r"leaves out the content of message 2[^$]*take content only as \[\{"):
-        learned(hf_tokenizer(template), TWO)
+def test_content_in_parts():
+    parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in TWO]
+    expected = "<|user|>hi<e><|assistant|>[yo<e>]<|user|>1+1<e><|assistant|>[2<e>]"
+    only = PLAIN.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }}{% endfor %}")
+    printed = {
+        "as text": PLAIN,
+        "as JSON": PLAIN.replace("m.content", "m.content if m.content is string else m.content | tojson"),
+    }
+    for template in (only, *printed.values(), PLAIN.replace("m.content", "m.content if m.content is string")):
+        assert learned(hf_tokenizer(template), parts) == expected
+    assert learned(ByteTokenizer(), parts[:2]) == "user: hi<eos>assistant: [yo<eos>]"
+    with pytest.raises(ExampleError, match=r"leaves out the content of message 2[^$]*take content only as \[\{"):
+        learned(hf_tokenizer(only), TWO)
 
 
 def test_a_template_that_refuses_is_told_as_one():

@@ -157,10 +157,6 @@ REFUSED = {
     ),
     "a number for content": (messages(user(5), TALK[1]), "the content of message 1 in the column 'messages' holds 5"),
     "an image": (messages(user([{"type": "image", "url": "x"}]), TALK[1]), "which is no text"),
-    "parts for a template of text": (
-        messages(user([{"type": "text", "text": "hi"}]), assistant([{"type": "text", "text": "yo"}])),
-        "",
-    ),
     "a call of nothing": (messages(TALK[0], CALL_OF(arguments={})), "a tool call of message 2"),
     "a call that is text": (
         messages(TALK[0], {**assistant(None), "tool_calls": ["weather"]}),
@@ -234,7 +230,7 @@ REFUSED = {
     "two conversations": ({"messages": TALK, "conversations": [HUMAN, GPT]}, "fits two shapes"),
     "a number for text": ({"text": 3}, "the column 'text' holds 3"),
 }
-"""Name to an example, and what is said of it; one of them is refused by its template."""
+"""Name to an example, and what is said of it."""
 
 ODD = {
     "two answers in a row": (messages(*TALK, assistant("so")), CHAT + "<|assistant|>[so<e>]"),
@@ -261,14 +257,12 @@ ODD = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_wrong_is_refused_with_its_place_and_a_remedy(context, name):
     example, problem = REFUSED[name]
-    template = "{{ 'a' + messages[0].content }}" if name == "parts for a template of text" else PLAIN
-    ctx = context("instruct", tokenizer=hf_tokenizer(template))
-    with pytest.raises(Exception, match="collate_fn: ") as caught:
+    ctx = context("instruct", tokenizer=hf_tokenizer(PLAIN))
+    with pytest.raises(ExampleError, match="collate_fn: ") as caught:
         instruct.encode_fn(ctx, example)
     (told,) = caught.value.problems
     assert problem in told.problem
     assert told.remedy
-    assert isinstance(caught.value, ExampleError) or name == "a call that the template drops"
 
 
 @pytest.mark.parametrize("name", ODD)
