@@ -163,11 +163,12 @@ def _holds(message: Message, text: str, *, calls_only: bool = False) -> bool:
 
 
 def _marked(template: Template, messages: Sequence[Message], turns: Sequence[int]) -> list[list[Span]]:
-    _, marks = template.marked(messages)
-    count = sum(message["role"] == ASSISTANT for message in messages)
-    if len(marks) == count:
-        numbers = [sum(one["role"] == ASSISTANT for one in messages[:turn]) for turn in turns]
-        return [[marks[number]] for number in numbers]
+    whole, marks = template.marked(messages)
+    answers = [number for number, message in enumerate(messages) if message["role"] == ASSISTANT]
+    if len(marks) == len(answers):
+        one_each = dict(zip(answers, marks, strict=True))
+        if all(_holds(messages[turn], whole[slice(*one_each[turn])]) for turn in turns):
+            return [[one_each[turn]] for turn in turns]
     found = []
     for turn in turns:
         first = len(template.marked(messages[:turn])[1]) if turn else 0

@@ -1,8 +1,11 @@
 """Which tokens are an answer: one small template for each way in which stock templates differ."""
 
+import functools
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from redco_cli.errors import ExampleError
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
@@ -25,6 +28,27 @@ EOS_AT_END = (
     SPECIAL_ROLES + "{% for m in messages %}" + ROLE + "\n{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% else %}{{ eos_token }}{% endif %}"
 )
+EOS_AT_END_MARKED = (
+    SPECIAL_ROLES + "{% for m in messages %}" + ROLE + "\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "<|end|>{{ '\n' }}{% if loop.last %}{{ eos_token }}{% endif %}{% endgeneration %}{% else %}{{ m.content }}<|end|>"
+    "{{ '\n' }}{% if loop.last %}{{ eos_token }}{% endif %}{% endif %}{% endfor %}"
+)
+NASTY = [
+    "<|user|>",
+    "<|assistant|>",
+    "<|assistant|>\n",
+    "<|end|>",
+    "<|end|>\n",
+    "<e>",
+    "<",
+    "e>",
+    "\n",
+    " ",
+    "yo",
+    "é",
+    "Qx7vz",
+]
+"""What people may say that templates write as well."""
 ASKS_FOR_THOUGHTS = SPECIAL_ROLES + (
     "{% for m in messages %}" + ROLE + "{{ m.content.split('</think>')[-1] }}<e>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
@@ -155,6 +179,46 @@ def test_line_breaks_that_are_other_tokens_at_the_end_of_a_text():
 def test_the_byte_tokenizer():
     found = learned(ByteTokenizer(), [assistant("é"), *TWO])
     assert found == "assistant: [é<eos>]user: hi<eos>assistant: [yo<eos>]user: 1+1<eos>assistant: [2<eos>]"
+
+
+known = functools.cache(hf_tokenizer)
+
+
+@given(st.lists(st.lists(st.sampled_from(NASTY), max_size=4).map("".join), min_size=2, max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_comparison_finds_what_marks_say(said):
+    """Whatever is said: the same answers by comparison as by the template's own marks."""
+    turns = [(assistant if number % 2 else user)(text) for number, text in enumerate(said)]
+    for plain, with_marks in ((PLAIN, MARKED), (EOS_AT_END, EOS_AT_END_MARKED)):
+        assert learned(known(plain), turns) == learned(known(with_marks), turns)
+
+
+class Slow:
+    """A tokenizer that does not say where its tokens end."""
+
+    is_fast = False
+
+    def __init__(self, fast):
+        self.fast = fast
+
+    def __getattr__(self, name):
+        return getattr(self.fast, name)
+
+    def __call__(self, *arguments, **named):
+        return self.fast(*arguments, **named)
+
+
+@pytest.mark.parametrize("template", [PLAIN, MARKED, EOS_AT_END, ASKS_FOR_THOUGHTS, NEXT_TURN_ENDS])
+def test_a_slow_tokenizer(template):
+    tokenizer = hf_tokenizer(template, [("y", "o"), ("h", "i")])
+    assert learned(Slow(tokenizer), TWO) == learned(tokenizer, TWO)
+
+
+def test_marks_that_miss_an_answer_are_refused():
+    template = MARKED.replace("m.role == 'assistant'", "m.role == 'assistant' and loop.last")
+    with pytest.raises(ExampleError, match="the answer in message 2 "):
+        learned(hf_tokenizer(template), TWO)
+    assert learned(hf_tokenizer(template), TWO, "last").endswith("[2<e>]")
 
 
 @pytest.mark.parametrize("where", [MARKED, PLAIN, FORGETS_THOUGHTS])
