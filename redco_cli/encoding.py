@@ -5,10 +5,12 @@ A plugin without an `encode_fn` reads the examples themselves.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.metadata
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import numpy as np
 from redco_cli.console import CountProgress, note
 from redco_cli.data.encoded.encode import LEFT_OUT, encoded_once
 from redco_cli.data.encoded.rows import IDS, LABELS, Row, Rows, longer_note
+from redco_cli.data.encoded.store import Encoded
+from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.examples import is_indexed
 from redco_cli.data.mixture import Mixture
 from redco_cli.data.reader import Rows as Read
@@ -37,7 +41,7 @@ _TOLD = 2000
 
 
 def refuse_unencoded(
-    recipe: Recipe, plugin: LoadedPlugin, models: Mapping[str, Any], train: Any, where: Callable[[str], str]
+    recipe: Recipe, plugin: LoadedPlugin, models: Mapping[str, Any], where: Callable[[str], str]
 ) -> None:
     """Refuses what a recipe says of lengths where nobody knows them.
 
@@ -45,7 +49,6 @@ def refuse_unencoded(
         recipe: its `data` section.
         plugin: with or without an `encode_fn`.
         models: all of the run.
-        train: the training examples; None where the job does without.
         where: dotted recipe key to its place.
 
     Raises:
@@ -62,11 +65,6 @@ def refuse_unencoded(
     if data.packing is True and not _packs(models):
         problem = "true given, but a model takes no segment_ids: texts in a row would see each other"
         raise RecipeError(where("data.packing"), problem, "leave it out; the decoders of redco pack")
-    streamed = train is not None and not is_indexed(train)
-    if streamed and (data.packing is True or data.overflow != "truncate"):
-        key = "packing" if data.packing is True else "overflow"
-        problem = f"{getattr(data, key)} given, but the data are streamed: their lengths are not known before"
-        raise RecipeError(where(f"data.{key}"), problem, "leave it out, or give data of known length")
 
 
 def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, kept: bool = True) -> Any:
@@ -80,16 +78,20 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
         kept: whether what is encoded is kept on disk.
 
     Returns:
-        The examples themselves where the plugin has no `encode_fn`, or where they are streamed.
+        The examples themselves where the plugin has no `encode_fn`; and where they are streamed and each text is a row,
+        which is encoded with its batch.
 
     Raises:
         DataError, PluginError: an example cannot be encoded, or there is nothing to learn.
         StorageError: the disk is full.
     """
-    if plugin.encode_fn is None or examples is None or not is_indexed(examples):
+    if plugin.encode_fn is None or examples is None:
         return examples
     data, place = ctx.recipe.data, f"{plugin.file}: encode_fn"
     packed = data.packing is not False and _packs(ctx.models)
+    if not is_indexed(examples):
+        is_windowed = packed or data.overflow != "truncate"
+        return _row_stream(plugin, ctx, examples, place, where, packed=packed) if is_windowed else examples
     kept_at = _kept_at(plugin, ctx, examples) if kept else None
     in_turn = all(process_allgather("encoded data is kept", kept_at is not None))
     if in_turn and not is_main_process():
@@ -110,9 +112,7 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
         )
     if in_turn and is_main_process():
         process_allgather("encoded")
-    if packed:
-        _check_aligned(encoded, place)
-    rows = Rows(encoded, data.max_length, data.overflow, packed=packed, ignored=IGNORED_LABEL)
+    rows = _rows(ctx, encoded, place, packed=packed)
     _check_agreed(rows, place)
     if packed:
         _check_positions(rows, ctx.models, where)
@@ -124,6 +124,39 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
     if kept and (line := counts.line()):
         note(f"{where}: {line}")
     return rows
+
+
+def _rows(ctx: Context, encoded: Encoded, place: str, *, packed: bool) -> Rows:
+    if packed:
+        _check_aligned(encoded, place)
+    data = ctx.recipe.data
+    return Rows(encoded, data.max_length, data.overflow, packed=packed, ignored=IGNORED_LABEL)
+
+
+def _row_stream(
+    plugin: LoadedPlugin, ctx: Context, examples: Any, place: str, where: str, *, packed: bool
+) -> RowStream:
+    """The rows of a stream; every process makes all of them, and takes its share of each batch."""
+    ctx = replace(ctx, tokenizer=copy.deepcopy(ctx.tokenizer))  # for a thread of its own
+    data = ctx.recipe.data
+
+    def pack(encoded: Encoded) -> Rows:
+        rows = _rows(ctx, encoded, place, packed=packed)
+        if packed:
+            _check_positions(rows, ctx.models, where)
+        return rows
+
+    stream = RowStream(
+        examples,
+        lambda example: call_encode(plugin, ctx, example),
+        pack,
+        window=data.shuffle_buffer,
+        seed=ctx.recipe.seed if data.shuffle else None,
+        where=place,
+        name=where,
+    )
+    _check_agreed(stream.first, place)
+    return stream
 
 
 def _packs(models: Mapping[str, Any]) -> bool:
@@ -141,6 +174,7 @@ def refuse_unseen_segments(plugin: LoadedPlugin, rows: Any, calls: Sequence[bool
     Raises:
         PluginError: none was.
     """
+    rows = rows.first if isinstance(rows, RowStream) else rows
     if isinstance(rows, Rows) and rows.is_packed and not any(calls):
         problem = "several texts share a row, but no call of the model has segment_ids: they would see each other"
         remedy = "pass on all arrays: ctx.model.next_token_loss(params, **batch, ...); or set data.packing: false"

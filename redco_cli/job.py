@@ -14,6 +14,7 @@ import numpy as np
 
 from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
+from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.places import place_of
 from redco_cli.encoding import encoded_rows, refuse_unencoded, refuse_unseen_segments, rows_of
 from redco_cli.errors import RecipeError
@@ -211,7 +212,7 @@ def _examples(job: Job, split: Literal["train", "eval"], known: Job | None) -> A
 
 def _with_rows(job: Job, stages: Sequence[Stage]) -> Job:
     """The job with what its losses read: encoded for the stages that it is for."""
-    refuse_unencoded(job.recipe, job.plugin, job.context("train").models, job.train_examples, job.where)
+    refuse_unencoded(job.recipe, job.plugin, job.context("train").models, job.where)
     train, evaluated = job.train_examples, job.eval_examples
     if "train" in stages:
         train = rows_of(job.plugin, job.context("train"), train, job.where("data.train"))
@@ -272,7 +273,8 @@ def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def first_examples(examples: Any, count: int) -> list[Example]:
-    """The first `count` examples, or all when there are fewer."""
+    """The first `count` examples or rows, or all when there are fewer."""
+    examples = examples.first if isinstance(examples, RowStream) else examples
     if hasattr(examples, "__len__"):
         return [examples[index] for index in range(min(count, len(examples)))]
     return [example for example, _ in zip(examples, range(count), strict=False)]

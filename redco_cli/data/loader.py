@@ -146,7 +146,12 @@ def _streamed_batches(
             return {}
         mine = [together[row] for row in rows]
         part = [example for example, _ in mine]
-        return finish(step, part, lambda row: place_of(examples, reading.number(mine[row][1])))
+
+        def locate(row: int) -> str:
+            origin = getattr(part[row], "origin", None)  # of a row that is made of several examples
+            return place_of(examples, reading.number(mine[row][1])) if origin is None else str(origin())
+
+        return finish(step, part, locate)
 
     # Skipped steps are jobs of their own so that closing does not wait for all of them.
     with contextlib.closing(_read_ahead(read_next, first, stop_step, workers=1)) as batches:

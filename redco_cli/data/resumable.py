@@ -62,7 +62,7 @@ class ResumableStream(Iterable[Example]):
     def __iter__(self) -> Iterator[Example]:
         return iter(self.open(None))
 
-    def open(self, bookmark: Any) -> OpenStream:
+    def open(self, bookmark: Any, epoch: int = 0) -> OpenStream:
         """Begins to read, at a bookmark or at the start; whoever reads already is not disturbed."""
         with self.guard():
             source = copy.deepcopy(self.source)

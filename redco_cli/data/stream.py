@@ -131,8 +131,8 @@ class Seekable(Protocol):
 
     def __iter__(self) -> Iterator[Example]: ...
 
-    def open(self, bookmark: Any) -> Opened:
-        """Begins to read: at a bookmark, or for None at the start."""
+    def open(self, bookmark: Any, epoch: int = 0) -> Opened:
+        """Begins to read an epoch: at a bookmark, or for None at the start."""
         ...
 
 
@@ -288,8 +288,8 @@ class ShuffledStream:
         """The source from an example at or before `number` on, and the number of that example."""
         if not is_seekable(self._examples):
             return 0, iter(self._examples)
-        _, first, bookmark = self._examples.journal.before(self.position.epoch, number)
-        return first, self._noting(self._examples, self._examples.open(bookmark), self.position.epoch, first)
+        epoch, first, bookmark = self._examples.journal.before(self.position.epoch, number)
+        return first, self._noting(self._examples, self._examples.open(bookmark, epoch), epoch, first)
 
     def _noting(self, examples: Seekable, opened: Opened, epoch: int, number: int) -> Iterator[Example]:
         """The examples of a source, with bookmarks noted among them."""

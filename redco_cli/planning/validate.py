@@ -17,6 +17,7 @@ from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.data.collate import collated
 from redco_cli.data.encoded.encode import described
 from redco_cli.data.encoded.rows import Rows
+from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.mixture import Mixture
 from redco_cli.data.places import Locate, place_of
 from redco_cli.errors import DataError
@@ -91,8 +92,11 @@ def _encoded(job: Job) -> dict[str, Any]:
     """The lengths of texts, and the rows made of them, where a plugin has an `encode_fn`."""
     found: dict[str, Any] = {}
     for split, rows in (("train", job.train_rows), ("eval", job.eval_rows)):
+        streamed = {}
+        if isinstance(rows, RowStream):
+            streamed, rows = {"of the first": len(rows.first.encoded)}, rows.first
         if isinstance(rows, Rows):
-            lengths = {"tokens": described(rows.encoded.lengths)}
+            lengths = {**streamed, "tokens": described(rows.encoded.lengths)}
             found[split] = {**lengths, "rows": len(rows), "packed": rows.is_packed, "filled": round(rows.filled, 4)}
     return {"encoded": found} if found else {}
 

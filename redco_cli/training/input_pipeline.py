@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.console import note, warn
 from redco_cli.data.batch import BatchPlan
+from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.loader import train_batches
 from redco_cli.job import Job
 from redco_cli.row_notes import Notes, RowCounts
@@ -47,7 +48,8 @@ def open_census(job: Job, steps: int, step: int) -> RowCensus:
             say = warn if counts.rows in counts.noted.values() and is_main_process() else note
             say(f"{job.where('data.train')}: {line}")
 
-    return RowCensus(min(epoch, steps * size), tell)
+    read = job.train_rows.counts if isinstance(job.train_rows, RowStream) else None
+    return RowCensus(min(epoch, steps * size), tell, read)
 
 
 def device_batches(
@@ -85,7 +87,7 @@ def device_batches(
         plan,
         where=job.collate_place,
         seed=seed,
-        shuffle=recipe.data.shuffle,
+        shuffle=recipe.data.shuffle and not isinstance(examples, RowStream),
         shuffle_buffer=recipe.data.shuffle_buffer,
         start_step=steps.start,
         stop_step=steps.stop,

@@ -134,7 +134,7 @@ def open_run(
         texts = {RESOLVED_NAME: resolved_yaml(pinned, timeline.steps), SHARDING_NAME: described}
         _write_missing(start.directory, texts, replace=True)
         write_again(start.directory, lambda: _write_missing(start.directory, texts))
-        _bookmark(job.train_examples, start)
+        _bookmark(job.train_rows, start)
         if job.recipe.logging.plot:
             stack.callback(_plot, start.directory)
         setup = Setup(

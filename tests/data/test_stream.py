@@ -26,7 +26,7 @@ class Numbers:
     def __iter__(self):
         return iter(self.open(None))
 
-    def open(self, bookmark):
+    def open(self, bookmark, epoch=0):
         return OpenNumbers(self, bookmark or 0)
 
 

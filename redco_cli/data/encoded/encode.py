@@ -1,10 +1,10 @@
-"""Every example of a split encoded once, in order; from then on it is read from disk."""
+"""Examples encoded, in order: of a split every one once, and from then on it is read from disk; of a stream some."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from redco_cli.row_notes import noting
 
 Encode = Callable[[Example], Mapping[str, NDArray[Any]] | None]
 """One example to 1-D arrays by name; None leaves it out."""
+Outcome = tuple[Mapping[str, NDArray[Any]] | ExampleError | PluginError | None, tuple[str, ...]]
+"""What became of an example, and what was noted of it."""
 LEFT_OUT, EMPTY = "left out by encode_fn", "without a token"
 _KEPT = 20
 """Splits that stay encoded on disk, those that were used last."""
@@ -94,29 +96,74 @@ def _encoded(
     where: str,
     done: Callable[[int, int], None],
 ) -> Encoded:
-    notes = Counter[str]()
     with Collector(measure, kept_at) as collector:
-        for number, example in enumerate(_read(examples)):
-            with noting() as noted:
-                try:
-                    text = encode(example)
-                    collector.add(text)
-                except (ExampleError, PluginError) as error:
-                    error.row = 0
-                    raise placed(error, [place(number)].__getitem__) from error.__cause__
-                except ValueError as error:
-                    raise PluginError(
-                        where, f"{error}, from {place(number)}", "return the same fields always"
-                    ) from None
-            notes.update(noted.keys())
-            if text is None or not len(text[measure]):
-                notes[LEFT_OUT if text is None else EMPTY] += 1
-            done(number + 1, len(examples))
+        found = (outcome_of(encode, example) for example in _read(examples))
+        _, notes = _collected(found, collector, measure, place, where, lambda count: done(count, len(examples)))
         try:
             return collector.finish(notes)
         except ValueError as error:
             problem = f"{error}: there is nothing to learn"
             raise DataError(where, problem, "correct the data, or let encode_fn return tokens") from None
+
+
+def encoded_part(
+    encode: Encode, examples: Iterable[Example], *, measure: str, where: str, place: Callable[[int], str]
+) -> tuple[int, Counter[str], Encoded | None]:
+    """Some examples encoded, in memory.
+
+    Args:
+        encode: the plugin's `encode_fn`, checked.
+        examples: read once.
+        measure: the field whose length is that of a text.
+        where: the place of `encode_fn`.
+        place: from the number of one of these examples to where it is from.
+
+    Returns:
+        How many examples there were, what was noted of them, and the texts; None where all are left out.
+
+    Raises:
+        DataError, PluginError: an example cannot be encoded.
+    """
+    with Collector(measure, None) as collector:
+        found = (outcome_of(encode, example) for example in examples)
+        count, notes = _collected(found, collector, measure, place, where, lambda _count: None)
+        if count == notes[LEFT_OUT]:
+            return count, notes, None
+        return count, notes, dataclasses.replace(collector.finish(notes), place=place)
+
+
+def outcome_of(encode: Encode, example: Example) -> Outcome:
+    """What becomes of an example, whatever that is."""
+    with noting() as noted:
+        try:
+            return encode(example), tuple(noted)
+        except (ExampleError, PluginError) as error:
+            return error, ()
+
+
+def _collected(
+    outcomes: Iterable[Outcome],
+    collector: Collector,
+    measure: str,
+    place: Callable[[int], str],
+    where: str,
+    done: Callable[[int], None],
+) -> tuple[int, Counter[str]]:
+    """Adds texts to a collector until an example could not be encoded; how many, and what was noted of them."""
+    number, notes = 0, Counter[str]()
+    for number, (text, noted) in enumerate(outcomes, start=1):
+        if isinstance(text, ExampleError | PluginError):
+            text.row = 0
+            raise placed(text, [place(number - 1)].__getitem__) from text.__cause__
+        try:
+            collector.add(text)
+        except ValueError as error:
+            raise PluginError(where, f"{error}, from {place(number - 1)}", "return the same fields always") from None
+        notes.update(noted)
+        if text is None or not len(text[measure]):
+            notes[LEFT_OUT if text is None else EMPTY] += 1
+        done(number)
+    return number, notes
 
 
 def _read(examples: Sequence[Example]) -> Iterator[Example]:

@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -58,6 +58,11 @@ class Encoded:
         """Tokens of each text."""
         lengths: NDArray[np.int64] = np.diff(self.offsets[self.measure])
         return lengths
+
+    def content(self, numbers: Iterable[int]) -> bytes:
+        """What some of the texts hold, for a digest."""
+        fields = (pair for number in numbers for pair in sorted(self[number].items()))
+        return b"".join(name.encode() + np.ascontiguousarray(field).tobytes() for name, field in fields)
 
 
 def read_encoded(directory: Path, measure: str) -> Encoded | None:

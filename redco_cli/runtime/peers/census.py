@@ -21,11 +21,17 @@ class RowCensus:
         total: the counts of all processes; None until then.
     """
 
-    def __init__(self, stop: int, tell: Callable[[RowCounts], None]) -> None:
-        """Counts nothing yet; `tell` takes the counts of all processes."""
+    def __init__(self, stop: int, tell: Callable[[RowCounts], None], read: RowCounts | None = None) -> None:
+        """Counts nothing yet.
+
+        Args:
+            stop: the position where counting ends.
+            tell: takes the counts of all processes.
+            read: counted by whoever reads the data, all of it on each process, and told instead.
+        """
         self.stop = stop
         self.total: RowCounts | None = None
-        self._mine, self._tell = RowCounts(), tell
+        self._mine, self._tell, self._read = RowCounts(), tell, read
 
     def add(self, own: Sequence[bool], positions: Sequence[int], notes: Notes) -> None:
         """Adds the rows of a batch.
@@ -44,9 +50,9 @@ class RowCensus:
             mine = {"rows": self._mine.rows, "noted": self._mine.noted}
             every = process_allgather("rows", mine)
             noted = sum((Counter(one["noted"]) for one in every), Counter[str]())
-            self.total = RowCounts(sum(one["rows"] for one in every), noted)
+            self.total = self._read or RowCounts(sum(one["rows"] for one in every), noted)
             self._tell(self.total)
 
     def so_far(self) -> RowCounts:
         """The counts of all processes, or before they are known those of this one."""
-        return self.total or self._mine
+        return self.total or self._read or self._mine
