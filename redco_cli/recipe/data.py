@@ -77,7 +77,7 @@ class DataSection(Section):
     shuffle: bool = True
     """Training order: a fresh permutation per epoch, a pure function of (seed, epoch, index)."""
     shuffle_buffer: Positive = 10_000
-    """Examples held for shuffling when streaming."""
+    """When streaming, examples held for shuffling; where rows are packed, examples that are packed together."""
     workers: Positive = 2
     """Threads that read and collate ahead of the device."""
 

@@ -20,7 +20,7 @@ from redco_cli.plugin.parts import stack_rows
 from redco_cli.run import validate
 from redco_cli.training.records.metrics import read_records
 from tests.models.decoder.pairs import abstract_decoder, hf_config
-from tests.training.tiny import final_state
+from tests.training.tiny import assert_same_run, final_state, interrupted
 
 LENGTHS = (9, 3, 14, 1, 6, 11, 2, 7)
 KINDS = {
@@ -174,10 +174,6 @@ def train_records(name, mesh):
             ["model.implementation=hf_flax", "data.packing=true"],
             "data.packing: true given, but a model takes no segment_ids: texts in a row would see each other",
         ),
-        (
-            ["data.streaming=true", "data.overflow=split"],
-            "data.overflow: split given, but the data are streamed: their lengths are not known before",
-        ),
     ],
 )
 def test_what_cannot_be_packed_is_refused(overrides, message):
@@ -256,22 +252,74 @@ def test_other_tokens_of_the_same_data_are_refused():
     assert train("recipe.yaml", [*longer, "checkpoint.accept=data"]).step == 3
 
 
-@pytest.mark.usefixtures("project")
-def test_a_stream_of_a_plugin_is_not_packed():
-    given = own_plugin('return {"input_ids": ids}')
-    with Path("own.py").open("a") as file:
-        file.write("""
-class Endless:
+STREAM = """
+class Restarting:
+    def __init__(self):
+        self.at = 0
+
     def __iter__(self):
-        yield from ({"text": "abc" * (1 + number % 7)} for number in range(50))
+        while self.at < 110:
+            self.at += 1
+            yield {"text": "abcdefg"[self.at % 7] * (1 + self.at * 7 % 18)}
+
+
+class Stateful(Restarting):
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Afresh:
+    def __iter__(self):
+        return iter(Restarting())
+
 
 def load_examples(ctx, split):
-    return Endless() if split == "train" else None
-""")
-    given += ["data.train=null", "data.eval=null", "train.steps=2"]
-    with pytest.raises(RedcoError, match=r"data\.overflow: drop given, but the data are streamed"):
-        validate("recipe.yaml", [*given, "data.overflow=drop"])
-    assert train("recipe.yaml", given).step == 2
+    return (Stateful if ctx.options.get("state") else Afresh)() if split == "train" else None
+"""
+
+
+def streamed(source):
+    """Overrides that stream the texts: of files, or of a plugin with or without a state."""
+    given = ["data.shuffle_buffer=15", "train.global_batch_size=2", "train.micro_batch_size=2", "train.steps=20"]
+    given += ["eval.every=null", "eval.predict=false", "data.eval=null"]
+    if source == "files":
+        return [*given, "data.streaming=true"]
+    own = own_plugin('return {"input_ids": ids}')
+    with Path("own.py").open("a") as file:
+        file.write(STREAM)
+    return [*own, *given, "data.train=null", f"plugin.options.state={json.dumps(source == 'state')}"]
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    "source", ["files", *(pytest.param(one, marks=pytest.mark.slow) for one in ("state", "no state"))]
+)
+def test_a_packed_stream_is_continued_exactly(source, capfd):
+    """Stopped by a signal in the middle of a window, in the first epoch and in a later one."""
+    given = streamed(source)
+    train("recipe.yaml", ["output_dir=whole", *given])
+    assert "longer than data.max_length 16, and cut" in capfd.readouterr().err
+    for step in [14] if source == "files" else [5, 14]:
+        interrupted(step, *given)
+        place = json.loads(Path(f"run/checkpoint-{step}/meta/metadata").read_text())["data"]
+        assert place["epoch"] * 30 + place["given"] > step
+    train("recipe.yaml", given)
+    assert_same_run("run", "whole", 20)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_stream_is_looked_at_before_a_run():
+    given = streamed("files")
+    document, _ = validate("recipe.yaml", given)
+    found = document["encoded"]["train"]
+    assert found["of the first"] == 40
+    assert found["packed"]
+    assert found["tokens"]["most"] == 18
+    assert found["filled"] > 0.9
+    assert "segment_ids int32[2, 16]" in document["batch"]
 
 
 @pytest.mark.usefixtures("project")

@@ -111,7 +111,7 @@ class RowStream(Iterable[Row]):
         Raises:
             DataError, PluginError: one cannot be encoded, or nothing is left of them.
         """
-        count, notes, encoded = self._encoded(itertools.islice(self.examples, min(self.window, LOOKED_AT)), 0)
+        count, notes, encoded = self._encoded(itertools.islice(self.examples, LOOKED_AT), 0)
         rows = None if encoded is None else self.pack(encoded)
         if rows is None or not len(rows):
             noted = RowCounts(count, notes if rows is None else rows.notes()).line()
@@ -186,7 +186,7 @@ class OpenRows:
         window, row = self._given
         return {"first": window.first, "row": row, "source": list(window.source)}
 
-    def _windows(self) -> Iterator[Window]:
+    def _windows(self) -> Generator[Window, None, None]:
         """The windows from the first one that is needed to the end of the epoch."""
         stream, epoch = self._stream, self._epoch
         first, mark = (0, (0, None)) if self._begin is None else (self._begin["first"], tuple(self._begin["source"]))
@@ -224,9 +224,9 @@ class OpenRows:
         return order
 
 
-def _one_ahead(items: Iterator[T], stopped: threading.Event) -> Generator[T, None, None]:
+def _one_ahead(items: Generator[T, None, None], stopped: threading.Event) -> Generator[T, None, None]:
     """Items, each made by a thread while the one before it is in use; closed, it says so and waits for the thread."""
-    with ThreadPoolExecutor(1, thread_name_prefix="redco-encode") as pool:
+    with contextlib.closing(items), ThreadPoolExecutor(1, thread_name_prefix="redco-encode") as pool:
         try:
             ahead = pool.submit(next, items, None)
             while (item := ahead.result()) is not None:
