@@ -9,6 +9,7 @@ import copy
 import hashlib
 import importlib.metadata
 import json
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from redco_cli.console import CountProgress, note
+from redco_cli.console import CountProgress, note, warn
 from redco_cli.data.encoded.encode import LEFT_OUT, encoded_once
+from redco_cli.data.encoded.parallel import Others
 from redco_cli.data.encoded.rows import IDS, LABELS, Row, Rows, longer_note
 from redco_cli.data.encoded.store import Encoded
 from redco_cli.data.encoded.windows import RowStream
@@ -25,19 +27,24 @@ from redco_cli.data.examples import is_indexed
 from redco_cli.data.mixture import Mixture
 from redco_cli.data.reader import Rows as Read
 from redco_cli.errors import DataError, ExampleError, PluginError, RecipeError
+from redco_cli.models.config.tokenizer import admit_tokenizer
 from redco_cli.plugin.calls import call_encode
 from redco_cli.plugin.code.digests import encoding_code
 from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example
+from redco_cli.plugin.encoder import Encoder
 from redco_cli.plugin.load import LoadedPlugin
 from redco_cli.recipe.redaction import holds_secrets
 from redco_cli.recipe.schema import Recipe
 from redco_cli.row_notes import NOTHING_REMEDY, WITHOUT_LOSS, RowCounts, note_rows, noting
 from redco_cli.runtime.cache import cache_directory
+from redco_cli.runtime.cores import processes_at_once
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
 from redco_cli.version import __version__
 
 _TOLD = 2000
 """Examples from which on the progress of encoding is shown."""
+_MOST, _MEMORY = 32, 2**30
+"""Processes that encode beside this one at most, since it reads and writes for all; bytes that each of them takes."""
 
 
 def refuse_unencoded(
@@ -93,7 +100,10 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
         is_windowed = packed or data.overflow != "truncate"
         return _row_stream(plugin, ctx, examples, place, where, packed=packed) if is_windowed else examples
     kept_at = _kept_at(plugin, ctx, examples) if kept else None
-    in_turn = all(process_allgather("encoded data is kept", kept_at is not None))
+    every = process_allgather("encoded data is kept", [kept_at is not None, platform.node()])
+    in_turn = all(is_kept for is_kept, _ in every)
+    beside = 1 if in_turn else [host for _, host in every].count(platform.node())
+    others = Others(min(processes_at_once(_MEMORY) // beside, _MOST), note, lambda text: warn(f"{place}: {text}"))
     if in_turn and not is_main_process():
         process_allgather("encoded")  # on a disk that they share, others read what the first has written
     with CountProgress(f"encoding {ctx.stage} data", len(examples)) as progress:
@@ -103,12 +113,13 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
                 progress.update(count)
 
         encoded = encoded_once(
-            lambda example: call_encode(plugin, ctx, example),
+            Encoder(plugin, ctx, admit_tokenizer),
             examples,
             measure=IDS,
             where=place,
             kept_at=kept_at,
             done=done,
+            others=others,
         )
     if in_turn and is_main_process():
         process_allgather("encoded")
@@ -148,7 +159,7 @@ def _row_stream(
 
     stream = RowStream(
         examples,
-        lambda example: call_encode(plugin, ctx, example),
+        Encoder(plugin, ctx, admit_tokenizer),
         pack,
         window=data.shuffle_buffer,
         seed=ctx.recipe.seed if data.shuffle else None,

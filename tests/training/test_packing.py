@@ -1,6 +1,8 @@
 """Texts that share a row: the loss and gradient of each text alone, whatever attention; and runs that pack."""
 
+import functools
 import json
+import pickle
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,12 +13,20 @@ import numpy as np
 import pytest
 
 from redco_cli import predict, train
+from redco_cli.data.encoded import parallel
+from redco_cli.data.encoded.child import Child
 from redco_cli.data.encoded.encode import encoded_once
+from redco_cli.data.encoded.outcome import outcome_of, same_outcome
+from redco_cli.data.encoded.parallel import Others
 from redco_cli.data.encoded.rows import Rows
 from redco_cli.errors import RedcoError
+from redco_cli.job import prepare
+from redco_cli.models.config.tokenizer import admit_tokenizer
 from redco_cli.models.decoder.model import build_decoder
 from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.plugin.encoder import Encoder
 from redco_cli.plugin.parts import stack_rows
+from redco_cli.recipe.load import load_recipe
 from redco_cli.run import validate
 from redco_cli.training.records.metrics import read_records
 from tests.models.decoder.pairs import abstract_decoder, hf_config
@@ -236,6 +246,67 @@ def test_an_example_that_is_left_out_is_counted():
     rows = validate("recipe.yaml", given)[0]["rows"]["train"]
     assert rows["left out by encode_fn"]["rows"] == 7
     assert train("recipe.yaml", [*given, "train.steps=2"]).step == 2
+
+
+def encoders():
+    """An encode_fn that reads all that it is told, and the examples of its recipe."""
+    Path("near.py").write_text("FIRST = 7")
+    given = own_plugin(
+        """bridge = sys.modules.get("jax._src.xla_bridge")
+    found = [near.FIRST, ctx.options["extra"], ctx.model.config.hidden_size, len(ctx.tokenizer), *ids]
+    return {"input_ids": found, "backends": [len(bridge._backends)] * len(found)}""",
+        "ctx.model.next_token_loss(params, **{n: v for n, v in batch.items() if n != 'backends'})",
+    )
+    Path("own.py").write_text("import sys\nimport near\n" + Path("own.py").read_text())
+    job = prepare(load_recipe("recipe.yaml", [*given, "plugin.options.extra=5"]), stages=["train"])
+    return Encoder(job.plugin, job.context("train"), admit_tokenizer), list(job.train_examples)
+
+
+@pytest.mark.usefixtures("project")
+def test_an_encode_fn_is_loaded_again_from_its_file():
+    encoder, examples = encoders()
+    again = pickle.loads(pickle.dumps(encoder))
+    assert again.plugin.encode_fn is not encoder.plugin.encode_fn
+    assert again.ctx.options == {"extra": 5}
+    assert all(same_outcome(outcome_of(again, one), outcome_of(encoder, one)) for one in examples)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+def test_an_encode_fn_in_another_process_takes_no_device():
+    encoder, examples = encoders()
+    child = Child()
+    child.give(pickle.dumps(encoder))
+    found = child.encoded(examples)
+    child.kill()
+    child.close()
+    for (text, _), example in zip(found, examples, strict=True):
+        expected = encoder(example)
+        assert text["input_ids"].tolist() == expected["input_ids"].tolist()
+        assert not text["backends"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+def test_several_processes_keep_what_one_would(monkeypatch):
+    lines = [{"text": "xyz"[number % 3] * (number * 7 % 18)} for number in range(6_000)]
+    Path("train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = own_plugin('time.sleep(0.001)\n    return {"input_ids": ids}')
+    Path("own.py").write_text("import time\n" + Path("own.py").read_text())
+    rows, begun = [], []
+    monkeypatch.setattr(parallel, "_EACH", 0.5)
+    monkeypatch.setattr(parallel, "Child", lambda: begun.append(Child()) or begun[-1])
+    for worth in (1e9, 0.0):
+        monkeypatch.setenv("REDCO_CACHE", f"cache-{worth}/compiled")
+        monkeypatch.setattr(Others, "__init__", functools.partialmethod(Others.__init__, worth=worth))
+        job = prepare(load_recipe("recipe.yaml", given), stages=["train"])
+        rows.append(job.train_rows)
+    one, other = (Path(f"cache-{worth}/encoded") for worth in (1e9, 0.0))
+    files = sorted(path.relative_to(one) for path in one.rglob("*") if path.is_file())
+    assert files == sorted(path.relative_to(other) for path in other.rglob("*") if path.is_file())
+    assert all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
+    assert rows[0].digest == rows[1].digest
+    assert len(begun) > 1
 
 
 @pytest.mark.slow

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from redco_cli.data.encoded.outcome import Encode, Outcome, outcome_of
+from redco_cli.data.encoded.parallel import Others, outcomes
 from redco_cli.data.encoded.store import Collector, Encoded, forget_oldest, read_encoded
 from redco_cli.data.examples import Example, evenly_spread
 from redco_cli.data.loader import fetch
 from redco_cli.data.places import place_of, placed
 from redco_cli.errors import DataError, ExampleError, PluginError, StorageError
-from redco_cli.row_notes import noting
 
-Encode = Callable[[Example], Mapping[str, NDArray[Any]] | None]
-"""One example to 1-D arrays by name; None leaves it out."""
-Outcome = tuple[Mapping[str, NDArray[Any]] | ExampleError | PluginError | None, tuple[str, ...]]
-"""What became of an example, and what was noted of it."""
 LEFT_OUT, EMPTY = "left out by encode_fn", "without a token"
 _KEPT = 20
 """Splits that stay encoded on disk, those that were used last."""
@@ -37,6 +34,7 @@ def encoded_once(
     where: str,
     kept_at: Path | None,
     done: Callable[[int, int], None],
+    others: Others | None = None,
 ) -> Encoded:
     """All examples encoded: read where they were before, else encoded now and kept.
 
@@ -48,6 +46,7 @@ def encoded_once(
         kept_at: the directory in which exactly these examples, encoded by exactly this function, are kept; None for
             examples of which that cannot be said.
         done: told how many are encoded, of how many.
+        others: processes that may encode as well; the result is the same without.
 
     Raises:
         DataError, PluginError: an example cannot be encoded, or all are left out.
@@ -60,7 +59,7 @@ def encoded_once(
     found = None if kept_at is None else read_encoded(kept_at, measure)
     if found is None or not _is_current(encode, examples, found):
         try:
-            found = _encoded(encode, examples, measure, kept_at, place, where, done)
+            found = _encoded(encode, examples, measure, kept_at, place, where, done, others)
         except OSError as error:
             problem = f"encoded data cannot be written: {error.strerror or error}"
             remedy = "free space, or set REDCO_CACHE to a directory on another disk"
@@ -95,10 +94,15 @@ def _encoded(
     place: Callable[[int], str],
     where: str,
     done: Callable[[int, int], None],
+    others: Others | None,
 ) -> Encoded:
-    with Collector(measure, kept_at) as collector:
+    total = len(examples)
+    if others is None:
         found = (outcome_of(encode, example) for example in _read(examples))
-        _, notes = _collected(found, collector, measure, place, where, lambda count: done(count, len(examples)))
+    else:
+        found = outcomes(encode, _read(examples), total, others)
+    with contextlib.closing(found), Collector(measure, kept_at) as collector:
+        _, notes = _collected(found, collector, measure, place, where, lambda count: done(count, total))
         try:
             return collector.finish(notes)
         except ValueError as error:
@@ -130,15 +134,6 @@ def encoded_part(
         if count == notes[LEFT_OUT]:
             return count, notes, None
         return count, notes, dataclasses.replace(collector.finish(notes), place=place)
-
-
-def outcome_of(encode: Encode, example: Example) -> Outcome:
-    """What becomes of an example, whatever that is."""
-    with noting() as noted:
-        try:
-            return encode(example), tuple(noted)
-        except (ExampleError, PluginError) as error:
-            return error, ()
 
 
 def _collected(

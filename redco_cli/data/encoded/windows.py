@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from redco_cli.data.digests import FIRST
-from redco_cli.data.encoded.encode import Encode, encoded_part
+from redco_cli.data.encoded.encode import encoded_part
+from redco_cli.data.encoded.outcome import Encode
 from redco_cli.data.encoded.rows import IDS, Row, Rows
 from redco_cli.data.encoded.store import Encoded
 from redco_cli.data.examples import Example

@@ -143,6 +143,16 @@ def _load_own(section: ModelSection, where: Callable[[str], str]) -> Any:
     return tokenizer
 
 
+def admit_tokenizer(tokenizer: Any) -> None:
+    """Limits the chat templates of a tokenizer that was loaded in another process, as `load_tokenizer` does here.
+
+    Args:
+        tokenizer: or processor, or None.
+    """
+    if tokenizer is not None and not isinstance(tokenizer, ByteTokenizer):
+        limit_templates(tokenizer, str(getattr(tokenizer, "name_or_path", "a tokenizer")), "model.tokenizer")
+
+
 def _has_files(directory: Path) -> bool:
     return any(next(directory.glob(pattern), None) for pattern in _FILES)
 
