@@ -1,7 +1,7 @@
 """A process that encodes for another: examples come in on its standard input, what became of them goes out.
 
-It takes no device, prints nothing, leaves signals to the process that began it, and ends with that process: its input
-ends then. Nobody else can write to that input, so that what comes there is pickled.
+It takes no device, prints nothing, leaves signals to the process that began it, and ends with that process.
+Nobody else can write to that input, so that what comes there is pickled.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -20,6 +22,8 @@ from redco_cli.data.examples import Example
 
 _HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _BEGIN = "import sys; sys.path[:] = sys.argv[1:]; from redco_cli.data.encoded.child import serve; serve()"
+_LOOK = 0.5
+"""Seconds between two looks at whether the process that began it is there."""
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
@@ -93,6 +97,7 @@ def serve() -> None:
     """What the process does: takes a function, then examples, as long as somebody sends some."""
     for number in _HEARD:
         signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     answers, requests = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     with open(os.devnull, "r+b") as nothing:  # for plugins that read or print
         os.dup2(nothing.fileno(), 0)
@@ -112,6 +117,13 @@ def serve() -> None:
         encode: Encode = pickle.load(requests)  # noqa: S301 - of the process that began this one
         while True:
             answer(_until_error(encode, pickle.load(requests)))  # noqa: S301 - likewise
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process with its parent, whatever it does then: its input may end long before it looks there."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK)
+    os._exit(0)
 
 
 def _until_error(encode: Encode, examples: Sequence[Example]) -> list[Outcome]:
