@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +13,11 @@ import numpy as np
 
 from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
+from redco_cli.data.encoded.buckets import LENGTHS, Buckets, buckets_of
 from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.places import place_of
-from redco_cli.encoding import encoded_rows, refuse_unencoded, refuse_unseen_segments, rows_of
+from redco_cli.encoding.collate import Collate, bound_collate
+from redco_cli.encoding.rows import refuse_unencoded, refuse_unseen_segments, rows_of
 from redco_cli.errors import RecipeError
 from redco_cli.examples import find_examples, refuse_without_eval, refuse_without_train
 from redco_cli.models.config.hub import tell_retries_once
@@ -25,7 +26,7 @@ from redco_cli.models.decoder.model import calls_with_segments
 from redco_cli.models.own_module import own_model
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, constant_of, members_of, without
-from redco_cli.plugin.calls import call_collate, call_loss, call_predict, prove
+from redco_cli.plugin.calls import call_loss, call_predict, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with_secrets
@@ -34,8 +35,6 @@ from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import OtherModelSection, Recipe
 
-Collate = Callable[..., Mapping[str, Any]]
-"""(examples, step=None) to a batch: the plugin's `collate_fn`, told the steps done before a batch of training."""
 PROBED_EXAMPLES = 8
 """How many examples make the batch that proves a plugin: enough to tell the batch dim from others."""
 
@@ -86,19 +85,8 @@ class Job:
         return replace(self, loaded=replace(self.loaded, recipe=recipe))
 
     def collate(self, stage: Stage) -> Collate:
-        """The plugin's `collate_fn` for a stage; what it returns is not checked.
-
-        It runs in a thread of its own, beside others that decode: a fast tokenizer must not be shared between them.
-        """
-        ctx = replace(self.context(stage), tokenizer=copy.deepcopy(self.tokenizer))
-
-        def collate(examples: Sequence[Example], step: int | None = None) -> Mapping[str, Any]:
-            if self.plugin.encode_fn is not None:
-                examples = encoded_rows(self.plugin, ctx, examples)
-            batch: Mapping[str, Any] = call_collate(self.plugin, replace(ctx, step=step), examples)
-            return batch
-
-        return collate
+        """The plugin's `collate_fn` for a stage."""
+        return bound_collate(self.plugin, self.context(stage))
 
     @property
     def collate_place(self) -> str:
@@ -133,6 +121,13 @@ class Job:
     def train_size(self) -> int | None:
         """How many rows there are to train on; None when the data has no known length."""
         return len(self.train_rows) if hasattr(self.train_rows, "__len__") else None
+
+    def buckets(self, rows: Any, stage: Stage, most: int = LENGTHS) -> Buckets | None:
+        """What rows that a loss reads are padded to, the recipe's or others; see `buckets_of`."""
+        data, known = self.recipe.data, self.train_rows if stage == "train" else self.eval_rows
+        if data.buckets == "auto" and self.plugin.build_model is not None:
+            return None  # the plugin's own module may have been built for data.max_length
+        return buckets_of(data, rows, known, self.recipe.train.global_batch_size if stage == "train" else 1, most)
 
     def rows_of(self, examples: Any, stage: Stage) -> Any:
         """What the loss reads of examples that are not the recipe's."""
@@ -264,12 +259,13 @@ def _check_best_metric(job: Job, known: Sequence[str]) -> None:
 
 
 def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
-    """The collated first examples of a stage."""
+    """The collated first examples of a stage, as long as any: what holds them holds every batch."""
     chosen = {"train": job.train_rows, "eval": job.eval_rows}.get(stage)
     if chosen is None:  # for a prediction; or to build the model, before which nothing is encoded
         chosen = job.train_examples if stage == "train" else job.eval_examples
-    probed = first_examples(chosen, PROBED_EXAMPLES)
-    return collated(job.collate(stage), probed, job.collate_place, functools.partial(place_of, chosen))
+    probed, buckets = first_examples(chosen, PROBED_EXAMPLES), job.buckets(chosen, stage)
+    collate = functools.partial(job.collate(stage), length=None if buckets is None else buckets.lengths[-1])
+    return collated(collate, probed, job.collate_place, functools.partial(place_of, chosen))
 
 
 def first_examples(examples: Any, count: int) -> list[Example]:

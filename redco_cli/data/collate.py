@@ -48,3 +48,16 @@ def collated(
         if noted is not None:
             noted(notes)
     return check_batch(batch, len(examples), where)
+
+
+def measured(measure: Callable[[list[Example]], list[int]], examples: list[Example], locate: Locate) -> list[int]:
+    """The lengths of examples that will be collated: what is noted of them is heard then.
+
+    Raises:
+        DataError, PluginError: an example cannot be used.
+    """
+    with _collating, noting():
+        try:
+            return measure(examples)
+        except (ExampleError, PluginError) as error:
+            raise placed(error, locate) from error.__cause__

@@ -172,36 +172,41 @@ def _opened(
 
 def eval_batches(
     examples: Sequence[Example],
-    collate: Collate,
+    collate: Callable[[int], Collate],
     cuts: Sequence[Slice],
     local_rows: LocalRows = range,
     *,
     where: str,
     workers: int,
+    order: Sequence[int] | None = None,
 ) -> Generator[tuple[Slice, Arrays], None, None]:
     """The batch of each slice, in order: of a sharded one this process's rows, else all of it.
 
     Args:
         examples: all examples.
-        collate: examples to a batch; its errors reach the consumer unchanged.
+        collate: of the number of a slice, examples to its batch; errors reach the consumer unchanged.
         cuts: what `eval_slices` returned.
         local_rows: the rows of a batch that this process collates.
         where: the place of `collate_fn`, for errors.
         workers: threads that read ahead.
+        order: a permutation of the examples, of which slices are cut; None for their own order.
     """
+    order = range(len(examples)) if order is None else order
 
     def read(number: int) -> tuple[Slice, Arrays]:
         part = cuts[number]
         size = part.stop - part.start
-        indices = [part.start + row for row in (local_rows(size) if part.sharded else range(size))]
-        return part, collated(collate, fetch(examples, indices), where, lambda row: place_of(examples, indices[row]))
+        rows = local_rows(size) if part.sharded else range(size)
+        indices = [int(order[part.start + row]) for row in rows]
+        batch = collated(collate(number), fetch(examples, indices), where, lambda row: place_of(examples, indices[row]))
+        return part, batch
 
     return _read_ahead(read, 0, len(cuts), workers)
 
 
 def predict_batches(
     examples: Sequence[Example],
-    collate: Collate,
+    arrange: Callable[[range], tuple[Sequence[int], Collate]],
     batch_size: int,
     start: int = 0,
     local_rows: LocalRows = range,
@@ -209,32 +214,36 @@ def predict_batches(
     where: str,
     workers: int,
     told: Told | None = None,
-) -> Generator[tuple[range, Arrays], None, None]:
+) -> Generator[tuple[range, Sequence[int], Arrays], None, None]:
     """Batches of one fixed size over examples[start:], in order, the last one filled up with its last example.
 
     Args:
         examples: all examples.
-        collate: examples to a batch; its errors reach the consumer unchanged.
+        arrange: of the places of a batch among all examples, the indices of those that come there, and what makes a
+            batch of them; errors reach the consumer unchanged.
         batch_size: examples per batch over all processes.
-        start: index of the first example.
+        start: the first place.
         local_rows: the rows of a batch that this process collates.
         where: the place of `collate_fn`, for errors.
         workers: threads that read ahead.
         told: takes what is noted of rows; filling has positions beyond the examples.
 
     Yields:
-        The indices of the examples in the batch over all processes, and this process's part of it. Rows of the
-        batch beyond these indices are filling.
+        The places of the batch, the indices of its examples over all processes, and this process's part of it. Rows
+        of the batch beyond these indices are filling.
     """
     n = len(examples)
 
-    def read(number: int) -> tuple[range, Arrays]:
+    def read(number: int) -> tuple[range, Sequence[int], Arrays]:
         first = start + number * batch_size
-        positions = [first + row for row in local_rows(batch_size)]
-        part = fetch(examples, [min(position, n - 1) for position in positions])
-        noted = None if told is None else functools.partial(told, positions)
-        batch = collated(collate, part, where, lambda row: place_of(examples, min(positions[row], n - 1)), noted)
-        return range(first, min(first + batch_size, n)), batch
+        places = range(first, min(first + batch_size, n))
+        indices, collate = arrange(places)
+        rows = local_rows(batch_size)
+        chosen = [indices[min(row, len(indices) - 1)] for row in rows]
+        counted = [indices[row] if row < len(indices) else first + row for row in rows]
+        noted = None if told is None else functools.partial(told, counted)
+        batch = collated(collate, fetch(examples, chosen), where, lambda row: place_of(examples, chosen[row]), noted)
+        return places, indices, batch
 
     return _read_ahead(read, 0, -(-max(n - start, 0) // batch_size), workers)
 

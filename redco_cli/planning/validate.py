@@ -58,7 +58,9 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
     always = getattr(job.model, "frozen", ())
     frozen = frozen_paths(job.model.abstract, job.recipe.train.freeze, always, job.where("train.freeze"))
     trainable, rest = partition(job.model.abstract, frozen)
-    batch = job.collate("train")(first_examples(job.train_rows, min(8, micro_batch_size(job.recipe))))
+    buckets = job.buckets(job.train_rows, "train")
+    length = None if buckets is None else buckets.lengths[-1]
+    batch = job.collate("train")(first_examples(job.train_rows, min(8, micro_batch_size(job.recipe))), length=length)
     return {
         "recipe": str(job.loaded.path),
         "plugin": job.plugin.file,
@@ -97,7 +99,13 @@ def _encoded(job: Job) -> dict[str, Any]:
             streamed, rows = {"of the first": len(rows.first.encoded)}, rows.first
         if isinstance(rows, Rows):
             lengths = {**streamed, "tokens": described(rows.encoded.lengths)}
-            found[split] = {**lengths, "rows": len(rows), "packed": rows.is_packed, "filled": round(rows.filled, 4)}
+            found[split] = {**lengths, "rows": len(rows), "packed": rows.is_packed}
+            buckets = job.buckets(rows, "train") if split == "train" else None
+            if buckets is not None:
+                filled = buckets.filled(job.recipe.train.global_batch_size)
+                found[split] |= {"padded_to": list(buckets.lengths), "filled": round(filled, 4)}
+            elif split == "train" or rows.is_packed:
+                found[split]["filled"] = round(rows.filled, 4)
     return {"encoded": found} if found else {}
 
 

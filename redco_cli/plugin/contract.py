@@ -117,6 +117,8 @@ class Context:
         state: in `loss_fn` and `predict_fn` what `init_state` and `update_state` made; elsewhere None.
         step: optimizer steps done: a traced int32 scalar in `loss_fn`, `predict_fn` and `update_state`, where the step
             itself is among them; a number in `collate_fn` of training batches; elsewhere None.
+        length: in `collate_fn`, what the rows of this batch are padded to, in tokens: `data.max_length`, or a bucket
+            that holds all rows of `encode_fn` in the batch over all processes; elsewhere None.
     """
 
     model: Any
@@ -127,6 +129,7 @@ class Context:
     state: Any = None
     step: Any = None
     models: Mapping[str, Any] = field(default_factory=dict)
+    length: int | None = None
 
 
 class Run(Protocol):

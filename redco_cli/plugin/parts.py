@@ -80,17 +80,17 @@ def pad(
 
 
 def stack_rows(ctx: Context, rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Encoded rows as one batch, each field padded to `data.max_length`: on the left for prompts, else on the right.
+    """Encoded rows as one batch, each field padded to `ctx.length`: on the left for prompts, else on the right.
 
     Args:
-        ctx: with the tokenizer; its stage says which side.
+        ctx: with the tokenizer; its stage says which side. Without a length it is `data.max_length`.
         rows: name to 1-D array, of the same names, as `encode_fn` returns them or several in a row.
 
     Returns:
         Each field [B, L]: ids padded with the padding id, labels with `IGNORED_LABEL`, others with 0; and
         `attention_mask`, 1 where a row has a token.
     """
-    length = ctx.recipe.data.max_length
+    length = ctx.recipe.data.max_length if ctx.length is None else ctx.length
     side: Literal["left", "right"] = "left" if ctx.stage == "predict" else "right"
     fill = {"input_ids": padding_id(tokenizer_of(ctx)), "labels": IGNORED_LABEL}
     for row in rows:

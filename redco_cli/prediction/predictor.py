@@ -18,6 +18,7 @@ from redco_cli.placement import Placement
 from redco_cli.plugin.calls import call_output
 from redco_cli.plugin.contract import Example
 from redco_cli.plugin.state import Variables
+from redco_cli.prediction.windows import Windows
 from redco_cli.runtime.batch_shapes import BatchShapes
 from redco_cli.runtime.mesh import batch_sharding, counted_rows, data_shards, local_rows, put, replicated
 from redco_cli.runtime.peers.agreement import sum_over_processes
@@ -58,34 +59,44 @@ class Predictor:
     ) -> Iterator[tuple[int, Any]]:
         """Index and prediction of each example from `start` on, in order, drawn as no other salt draws.
 
-        The sampling key of a batch follows from (seed, salt, index of its first example), and batches are cut from
-        index 0: starting elsewhere changes no prediction. A census, if there is one, counts the rows of all batches.
+        The sampling key of a batch follows from (seed, salt, its first place), and windows are cut from index 0:
+        starting elsewhere changes no prediction. A census, if there is one, counts the rows of all batches.
 
         Raises:
-            Stopped: a signal asked to end; whole batches have been yielded.
+            Stopped: a signal asked to end; whole windows have been yielded.
         """
         batch_size = self.batch_size(len(examples))
-        aligned = start // batch_size * batch_size
-        ctx, collate = self._job.context("predict"), self._job.collate("predict")
+        windows, ctx = Windows(self._job, examples, batch_size), self._job.context("predict")
+        aligned = start // windows.size * windows.size
         told = None if census is None else functools.partial(census.add, counted_rows(self._mesh, batch_size))
         mine, workers = functools.partial(local_rows, self._mesh), self._job.recipe.data.workers
         batches = predict_batches(
-            examples, collate, batch_size, aligned, mine, where=self._job.collate_place, workers=workers, told=told
+            examples,
+            windows.arrange,
+            batch_size,
+            aligned,
+            mine,
+            where=self._job.collate_place,
+            workers=workers,
+            told=told,
         )
         chosen = variables.using(self._job.recipe.predict.use)
         key_data = np.asarray(jax.random.key_data(functools.reduce(jax.random.fold_in, salt, self._key)))
+        ready: dict[int, Any] = {}
         with contextlib.closing(batches):
-            for indices, batch in batches:
+            for places, indices, batch in batches:
                 stopping_point()
                 sum_over_processes("predict batch", batch, 1, self._job.collate_place)
                 arrays = put(batch, batch_sharding(self._mesh))
-                drawn = put({"key": key_data, "first": np.int32(indices.start)}, replicated(self._mesh))
-                outputs = jax.device_get(self._step(chosen, *drawn.values(), arrays))
+                drawn = put({"key": key_data, "first": np.int32(places.start)}, replicated(self._mesh))
+                length = windows.batch(places)[1]
+                outputs = jax.device_get(self._step(chosen, *drawn.values(), arrays, length=length))
                 size = len(indices)
                 rows = jax.tree.map(lambda leaf, size=size: leaf[:size], outputs)
-                for index, prediction in zip(indices, call_output(self._job.plugin, ctx, rows, size), strict=True):
-                    if index >= start:
-                        yield index, prediction
+                ready |= zip(indices, call_output(self._job.plugin, ctx, rows, size), strict=True)
+                if windows.ends(places):
+                    yield from ((index, ready[index]) for index in sorted(ready) if index >= start)
+                    ready = {}
 
     def batch_size(self, count: int) -> int:
         """Examples per batch when `count` are predicted: no more than they fill, and a multiple of the devices."""

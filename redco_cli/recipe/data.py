@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 from redco_cli.recipe.section import Positive, Section, Strings, contradiction
 
 _SHARE = re.compile(r"(\d{1,2}(?:\.\d{1,6})?)\s*%")
+Lengths = Annotated[tuple[Positive, ...], Field(strict=False, min_length=1)]
 
 
 class SourceSection(Section):
@@ -70,6 +71,10 @@ class DataSection(Section):
     packing: bool | Literal["auto"] = "auto"
     """Several texts in a row of `max_length` tokens, which then is an example of `train.global_batch_size`: for plugins
     with `encode_fn` and models with `segment_ids` (redco's decoders). `auto` packs where that can be."""
+    buckets: Literal["auto", False] | Lengths = "auto"
+    """Lengths that rows are padded to, where they are not packed, and prompts: of a batch, the shortest that holds its
+    longest row. For plugins with `encode_fn`. `auto` chooses a few by the lengths of rows; a list is in tokens, besides
+    `max_length`; false always pads to that. A loss is the same without dropout, whose noise follows the shape."""
     overflow: Literal["truncate", "split", "drop"] = "truncate"
     """Of a text longer than `max_length` keep the beginning, all of it as several, or nothing; with `encode_fn`."""
     streaming: bool = False
@@ -92,6 +97,14 @@ class DataSection(Section):
         if self.held_out is not None:
             problem = f"{self.eval} given, but with data.streaming the training examples are not known beforehand"
             raise contradiction("data.eval", problem, f"{remedy}, or give data.eval a dataset of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _buckets_fit(self) -> DataSection:
+        lengths = self.buckets if isinstance(self.buckets, tuple) else ()
+        if lengths and max(lengths) > self.max_length:
+            problem = f"{max(lengths)} is longer than data.max_length {self.max_length}, at which rows are cut"
+            raise contradiction("data.buckets", problem, "leave it out of the list, or raise data.max_length")
         return self
 
     @property

@@ -35,13 +35,16 @@ class BatchShapes:
         """
         self._where, self._tell, self._dims, self._limit = where, tell, dims, limit
         self._seen: list[dict[str, str]] = []
+        self._lengths: set[int] = set()
 
-    def see(self, name: str, batch: Mapping[str, Any]) -> None:
+    def see(self, name: str, batch: Mapping[str, Any], length: int | None = None) -> None:
         """Looks at a batch for which a program has not been compiled yet.
 
         Args:
             name: of the program.
             batch: arrays by name.
+            length: what redco has its rows padded to; None where it does not say. Of each length one set may come
+                without a word.
 
         Raises:
             PluginError: on all processes, when it is one set of arrays too many.
@@ -49,7 +52,12 @@ class BatchShapes:
         new = arrays_per_example(batch, self._dims)
         if new in self._seen:
             return
-        if self._limit is not None and len(self._seen) == self._limit:
+        if length is not None and length not in self._lengths:
+            self._lengths.add(length)
+            self._seen.append(new)
+            return
+        known = len(self._seen) - max(len(self._lengths) - 1, 0)
+        if self._limit is not None and known == self._limit:
             problem = f"batches came in more than {self._limit} shapes, and each compiles the {name} anew"
             error = PluginError(
                 self._where, f"{problem}: {self._varied(new)}", f"{_REMEDY}; or raise train.max_compilations"
@@ -57,7 +65,7 @@ class BatchShapes:
             error.on_all_processes = True
             raise error
         self._seen.append(new)
-        if len(self._seen) == 2 and is_main_process():
+        if known == 1 and is_main_process():
             problem = f"the batches vary, and each new shape compiles the {name} anew"
             self._tell(f"{self._where}: {problem}: {self._varied(new)}; {_REMEDY}")
 

@@ -20,6 +20,9 @@ class Program:
 
     Only the last argument, the batch, may change its shapes from call to call: looking at it alone keeps the cost of a
     call independent of the size of the model.
+
+    Attributes:
+        lengths: of rows, as far as it was told of them, for which it is compiled.
     """
 
     def __init__(
@@ -46,31 +49,54 @@ class Program:
         self._announce, self._shapes = announce, shapes
         self._jit = jax.jit(function, donate_argnums=donate, **jit)
         self._compiled: dict[Any, Any] = {}
+        self.lengths: set[int] = set()
 
     @property
     def compilations(self) -> int:
         """For how many sets of arrays it is compiled."""
         return len(self._compiled)
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: Any, length: int | None = None) -> Any:
         """The function's result; does not wait for the devices.
+
+        Args:
+            arguments: of the function.
+            length: what redco has the rows of the batch padded to, where it says so.
 
         Raises:
             DeviceError: the devices have too little memory.
             PluginError: the batches come in too many shapes.
         """
-        leaves, structure = jax.tree.flatten(arguments[-1])
-        key = structure, tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+        compiled = self.compiled(*arguments, length=length)
         try:
-            if key not in self._compiled:
-                if self._shapes is not None:
-                    self._shapes.see(self.name, arguments[-1])
-                shapes = ", ".join(sorted({f"{list(leaf.shape)}" for leaf in leaves}))
-                with self._announce(f"{self.name} for batches of {shapes}"):
-                    self._compiled[key] = self._jit.lower(*arguments).compile()
-            return self._compiled[key](*arguments)
+            return compiled(*arguments)
         except jax.errors.JaxRuntimeError as error:
             raise out_of_memory(error, self.name) from error
+
+    def compiled(self, *arguments: Any, length: int | None = None) -> Any:
+        """The program for such arguments, compiled now unless it was before.
+
+        Args:
+            arguments: of the function; those of the batch may be abstract, with shardings.
+            length: see a call.
+
+        Raises:
+            DeviceError, PluginError: see a call.
+        """
+        leaves, structure = jax.tree.flatten(arguments[-1])
+        key = structure, tuple((leaf.shape, leaf.dtype, leaf.sharding) for leaf in leaves)
+        if key not in self._compiled:
+            if self._shapes is not None:
+                self._shapes.see(self.name, arguments[-1], length)
+            shapes = ", ".join(sorted({f"{list(leaf.shape)}" for leaf in leaves}))
+            try:
+                with self._announce(f"{self.name} for batches of {shapes}"):
+                    self._compiled[key] = self._jit.lower(*arguments).compile()
+            except jax.errors.JaxRuntimeError as error:
+                raise out_of_memory(error, self.name) from error
+        if length is not None:
+            self.lengths.add(length)
+        return self._compiled[key]
 
 
 def out_of_memory(error: Exception, doing: str) -> Exception:

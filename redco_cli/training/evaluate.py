@@ -17,7 +17,8 @@ from jax.sharding import Mesh
 
 from redco_cli.batch_sizes import inference_batch_size
 from redco_cli.console import warn
-from redco_cli.data.batch import eval_slices
+from redco_cli.data.batch import Slice, eval_slices
+from redco_cli.data.encoded.buckets import LENGTHS
 from redco_cli.data.loader import eval_batches
 from redco_cli.errors import DataError, RecipeError
 from redco_cli.job import Job
@@ -34,6 +35,9 @@ from redco_cli.training.step import make_eval_step
 
 IN_FLIGHT = 2
 """Batches whose result is not waited for: the next is read while the device computes."""
+
+BATCHES_PER_LENGTH = 8
+"""So many batches are worth compiling the eval step for one more length of rows."""
 
 
 @dataclass(frozen=True)
@@ -109,28 +113,44 @@ def check_has(values: Mapping[str, float], metric: str, job: Job) -> None:
 def _mean(
     job: Job, mesh: Mesh, step: Program, variables: Variables, examples: Sequence[Example], done: Callable[[int], None]
 ) -> dict[str, float]:
-    slices = eval_slices(len(examples), inference_batch_size(job, mesh, "eval"), data_shards(mesh))
+    batch_size = inference_batch_size(job, mesh, "eval")
+    slices = eval_slices(len(examples), batch_size, data_shards(mesh))
+    order, lengths = _arranged(job, examples, slices, batch_size)
+    collate = job.collate("eval")
     sums: dict[str, tuple[float, float]] = {}
     pending: deque[tuple[int, Loss]] = deque()
     batches = eval_batches(
         examples,
-        job.collate("eval"),
+        lambda number: functools.partial(collate, length=lengths[number]),
         slices,
         functools.partial(local_rows, mesh),
         where=job.collate_place,
         workers=job.recipe.data.workers,
+        order=order,
     )
     with closing(batches):
-        for part, batch in batches:
+        for (part, batch), length in zip(batches, lengths, strict=True):
             stopping_point()
             sum_over_processes("eval batch", batch, 1, job.collate_place)
             sharding = batch_sharding(mesh) if part.sharded else replicated(mesh)
-            pending.append((part.stop, step(variables, put(batch, sharding))))
+            pending.append((part.stop, step(variables, put(batch, sharding), length=length)))
             if len(pending) > IN_FLIGHT:
                 _add(sums, *pending.popleft(), done)
     while pending:
         _add(sums, *pending.popleft(), done)
     return {name: total / weight if weight else float("nan") for name, (total, weight) in sums.items()}
+
+
+def _arranged(
+    job: Job, examples: Sequence[Example], slices: Sequence[Slice], batch_size: int
+) -> tuple[Sequence[int] | None, Sequence[int | None]]:
+    """The order in which examples are evaluated, rows of like length together, and the length of each slice of it."""
+    rows = len(job.eval_rows or ())  # not of these examples: run_fn may evaluate many, which share a few lengths
+    buckets = job.buckets(examples, "eval", max(1, min(LENGTHS, rows // batch_size // BATCHES_PER_LENGTH)))
+    if buckets is None:
+        return None, [None] * len(slices)
+    order = buckets.by_length()
+    return order.tolist(), [buckets.of(order[part.start : part.stop]) for part in slices]
 
 
 def _add(sums: dict[str, tuple[float, float]], stop: int, loss: Loss, done: Callable[[int], None]) -> None:

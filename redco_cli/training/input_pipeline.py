@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -15,16 +15,21 @@ from jax.sharding import Mesh
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.console import note, warn
 from redco_cli.data.batch import BatchPlan
+from redco_cli.data.collate import Collate, collated
 from redco_cli.data.encoded.windows import RowStream
-from redco_cli.data.loader import train_batches
-from redco_cli.job import Job
+from redco_cli.data.loader import order, train_batches
+from redco_cli.data.places import place_of
+from redco_cli.job import PROBED_EXAMPLES, Job
 from redco_cli.row_notes import Notes, RowCounts
 from redco_cli.runtime.mesh import batch_sharding, counted_rows, local_rows, put
 from redco_cli.runtime.peers.agreement import sum_over_processes
 from redco_cli.runtime.peers.census import RowCensus
 from redco_cli.runtime.peers.multihost import is_main_process
+from redco_cli.runtime.program import Program
 from redco_cli.training.records.speed import Meter
 
+LOOKED_AT = 100_000
+"""Rows whose lengths are looked at before a run, to tell which of the lengths it needs."""
 READ_AHEAD = 2
 """Batches that are on the devices, or on their way, before they are needed."""
 DeviceBatch = tuple[dict[str, jax.Array], tuple[int, int | None, int]]
@@ -73,7 +78,7 @@ def device_batches(
         census: takes what is noted of rows, where these are counted.
         done: optimizer steps before the first batch of the stream.
     """
-    recipe, collate, micro = job.recipe, job.collate("train"), micro_batch_size(job.recipe)
+    recipe, micro = job.recipe, micro_batch_size(job.recipe)
     plan = BatchPlan(recipe.train.global_batch_size, micro, functools.partial(local_rows, mesh))
     counted = np.array(counted_rows(mesh, micro))
 
@@ -83,7 +88,7 @@ def device_batches(
 
     host = train_batches(
         examples,
-        lambda step: functools.partial(collate, step=step + done),
+        _collates(job, examples, seed, done),
         plan,
         where=job.collate_place,
         seed=seed,
@@ -112,6 +117,73 @@ def device_batches(
             if not ahead:
                 return
             yield ahead.popleft()
+
+
+def compile_ahead(job: Job, mesh: Mesh, step: Program, state: Any, examples: Any, steps: range, seed: int) -> None:
+    """Compiles the train step for every length that the rows of a run will be padded to, and says so once.
+
+    The longest comes first: what does not fit into a device is told before anything is trained.
+
+    Args:
+        job: the job.
+        mesh: the devices.
+        step: the train step, of a state and a batch.
+        state: on the mesh; stays as it is.
+        examples: as for `device_batches`, like the two below.
+        steps: which batches.
+        seed: of the order.
+
+    Raises:
+        DeviceError: the devices have too little memory.
+    """
+    buckets, size = job.buckets(examples, "train"), job.recipe.train.global_batch_size
+    missing = () if buckets is None else [one for one in buckets.lengths if one not in step.lengths]
+    if buckets is None or not missing or not steps:
+        return
+    needed = _needed_lengths(_step_lengths(job, examples, seed), missing, steps[: -(-LOOKED_AT // size)])
+    lengths = [one for one in missing if one in needed or size * len(steps) > LOOKED_AT]
+    chosen, collate = buckets.shortest(min(size, PROBED_EXAMPLES)), job.collate("train")
+    rows = [examples[index] for index in chosen]
+    count, micro, sharding = size // micro_batch_size(job.recipe), micro_batch_size(job.recipe), batch_sharding(mesh, 1)
+
+    def shaped(length: int) -> dict[str, jax.ShapeDtypeStruct]:
+        bound = functools.partial(collate, step=steps.start, length=length)
+        batch = collated(bound, rows, job.collate_place, lambda row: place_of(examples, chosen[row]))
+        shapes = {name: (count, micro, *leaf.shape[1:]) for name, leaf in batch.items()}
+        return {name: jax.ShapeDtypeStruct(shapes[name], leaf.dtype, sharding=sharding) for name, leaf in batch.items()}
+
+    batches = {length: shaped(length) for length in reversed(lengths)}
+    programs = len({str(batch) for batch in batches.values()})  # a collate_fn may pad to data.max_length regardless
+    if programs > 1 and not step.lengths:
+        *others, last = map(str, lengths)
+        note(f"rows of {', '.join(others)} or {last} tokens: {programs} train steps are compiled")
+    for length, batch in batches.items():
+        step.compiled(state, batch, length=length)
+
+
+def _needed_lengths(padded: Callable[[int], int | None], lengths: Sequence[int], steps: range) -> set[int | None]:
+    """Those of the lengths that steps have, which are looked at until all are found."""
+    needed = set[int | None]()
+    for step in steps:
+        needed.add(padded(step))
+        if needed.issuperset(lengths):
+            break
+    return needed
+
+
+def _collates(job: Job, examples: Any, seed: int, done: int) -> Callable[[int], Collate]:
+    """Of a step, what makes its batch; see `device_batches`."""
+    collate, padded = job.collate("train"), _step_lengths(job, examples, seed)
+    return lambda step: functools.partial(collate, step=step + done, length=padded(step))
+
+
+def _step_lengths(job: Job, examples: Any, seed: int) -> Callable[[int], int | None]:
+    """Of a step, what the rows of its global batch are padded to; None where that does not vary."""
+    buckets, size = job.buckets(examples, "train"), job.recipe.train.global_batch_size
+    if buckets is None:
+        return lambda step: None
+    index = order(len(examples), seed=seed, shuffle=job.recipe.data.shuffle)
+    return lambda step: buckets.of([index(step * size + row) for row in range(size)])
 
 
 def _positions(batch: Mapping[str, Any], plan: BatchPlan) -> int:

@@ -24,7 +24,7 @@ from redco_cli.runtime.stopping.signals import Stopped, in_one_piece
 from redco_cli.training.cuts.proof import prove_cut
 from redco_cli.training.evaluate import compiled_evaluation, evaluate, no_eval_data
 from redco_cli.training.evaluations import Evaluations
-from redco_cli.training.input_pipeline import DeviceBatch, device_batches, open_census
+from redco_cli.training.input_pipeline import DeviceBatch, compile_ahead, device_batches, open_census
 from redco_cli.training.optimizer import with_schedules_of
 from redco_cli.training.patience import Patience
 from redco_cli.training.records.observer import Observer
@@ -233,11 +233,14 @@ class TrainingRun:
         if examples is None:
             last = self._step if self.evaluations.patience.is_over else self._setup.timeline.steps
             steps_left = range(self._step, last if steps is None else min(last, self._step + steps))
-            return device_batches(job, mesh, self._meter, job.train_rows, steps_left, job.recipe.seed, self._census)
+            ahead, seed = range(self._step, last), job.recipe.seed
+            compile_ahead(job, mesh, self._train_step, self._state, job.train_rows, ahead, seed)
+            return device_batches(job, mesh, self._meter, job.train_rows, steps_left, seed, self._census)
         examples = job.rows_of(examples, "train")
         count = -(-len(examples) // job.recipe.train.global_batch_size) if steps is None else steps
         count = min(count, self._setup.timeline.steps - self._step)
         seed = int(np.random.SeedSequence((job.recipe.seed, self._step)).generate_state(1)[0])
+        compile_ahead(job, mesh, self._train_step, self._state, examples, range(count), seed)
         return device_batches(job, mesh, self._meter, examples, range(count), seed, done=self._step)
 
     def _is_milestone(self, step: int) -> bool:

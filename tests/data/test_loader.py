@@ -348,7 +348,7 @@ def test_evaluation_covers_every_example_once_over_all_processes(n, processes, p
     shards = 4
     cuts = eval_slices(n, shards * per_shard, shards)
     parts = [part(p, processes) for p in range(processes)]
-    runs = [list(eval_batches(rows(n), collate, cuts, own, where=WHERE, workers=2)) for own in parts]
+    runs = [list(eval_batches(rows(n), lambda _: collate, cuts, own, where=WHERE, workers=2)) for own in parts]
     covered = []
     for number, cut_out in enumerate(cuts):
         mine = [run[number] for run in runs]
@@ -366,13 +366,18 @@ def test_evaluation_covers_every_example_once_over_all_processes(n, processes, p
 @pytest.mark.parametrize("processes", [1, 2])
 def test_prediction_batches_have_one_size_and_say_which_rows_count(start, processes):
     runs = [
-        list(predict_batches(rows(10), collate, 4, start, part(p, processes), where=WHERE, workers=2))
+        list(
+            predict_batches(
+                rows(10), lambda places: (places, collate), 4, start, part(p, processes), where=WHERE, workers=2
+            )
+        )
         for p in range(processes)
     ]
     covered = []
     for parts in zip(*runs, strict=True):
-        indices = parts[0][0]
-        batch = np.concatenate([piece["id"] for _, piece in parts])
+        places, indices, _ = parts[0]
+        assert indices == places
+        batch = np.concatenate([piece["id"] for _, _, piece in parts])
         assert batch.shape == (4,)
         assert batch[: len(indices)].tolist() == list(indices)
         assert all(filling == 9 for filling in batch[len(indices) :])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redco_cli.encoding import encoded_rows
+from redco_cli.encoding.collate import encoded_rows
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from redco_cli.plugin.contract import Context, Loss
 from redco_cli.plugin.parts import builtin, next_token_loss

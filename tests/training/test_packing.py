@@ -84,6 +84,7 @@ def test_texts_in_a_row_teach_what_they_teach_alone(family):
     texts = [{"ids": rng.integers(24, 60, length)} for length in LENGTHS]
     ctx = SimpleNamespace(
         stage="train",
+        length=16,
         tokenizer=SimpleNamespace(pad_token_id=3),
         recipe=SimpleNamespace(data=SimpleNamespace(max_length=16)),
     )

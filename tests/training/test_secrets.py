@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from redco_cli import encoding, evaluate, export, load_model, predict, predict_examples, train
+from redco_cli import evaluate, export, load_model, predict, predict_examples, train
+from redco_cli.encoding import identity
 from redco_cli.errors import PluginError, RecipeError
 from redco_cli.recipe.schema import Recipe
 from redco_cli.reports import runs
@@ -130,14 +131,12 @@ def test_an_option_that_is_no_secret_tells_two_runs_apart():
 
 
 def test_rows_that_may_be_of_another_secret_are_not_kept(monkeypatch):
-    monkeypatch.setattr(encoding, "_identity_of", lambda _: "data")
-    monkeypatch.setattr(encoding, "encoding_code", lambda _: "code")
-    monkeypatch.setattr(encoding, "_identity_of_tokenizer", lambda _: "tokenizer")
+    monkeypatch.setattr(identity, "identity_of", lambda _: "data")
+    monkeypatch.setattr(identity, "encoding_code", lambda _: "code")
+    monkeypatch.setattr(identity, "_identity_of_tokenizer", lambda _: "tokenizer")
 
     def kept(**options):
-        return encoding._kept_at(
-            None, SimpleNamespace(recipe=recipe_with(**options), stage="train", tokenizer=None), []
-        )
+        return identity.kept_at(None, SimpleNamespace(recipe=recipe_with(**options), stage="train", tokenizer=None), [])
 
     assert len({kept(label_key="a"), kept(label_key="b"), kept(label_key="b", n=1)}) == 3
     assert kept(label_key="a", servers=[{"api_key": MARK}]) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,6 +100,15 @@ class Rows(Sequence[Row]):
             part[LABELS][0] = self._ignored
             part[SEGMENTS], part[POSITIONS] = np.full(count, number, np.int32), np.arange(count, dtype=np.int32)
         return Row({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+    @functools.cached_property
+    def lengths(self) -> Numbers:
+        """Of each row that is not packed, what its longest field needs."""
+        tokens, longest = self.encoded.lengths[self.pieces.text], self.pieces.lengths
+        for offsets in self.encoded.offsets.values():
+            own = np.diff(offsets)[self.pieces.text]  # targets of their own are not cut with the text
+            longest = np.maximum(longest, np.where(own == tokens, self.pieces.lengths, own))
+        return longest[self._order]
 
     @property
     def filled(self) -> float:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from redco_cli.encoding import Rows
+from redco_cli.data.encoded.rows import Rows
 from redco_cli.errors import ExampleError
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from redco_cli.plugin.chat.masks import masked, prompt_ids

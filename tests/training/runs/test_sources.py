@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from redco_cli.data.mixture import Mixture
-from redco_cli.encoding import _identity_of
+from redco_cli.encoding.identity import identity_of
 from redco_cli.errors import RedcoError
 from redco_cli.job import prepare
 from redco_cli.recipe.load import load_recipe
@@ -115,7 +115,7 @@ def test_what_is_encoded_is_kept_apart(project: Path) -> None:
     def identity(*overrides: str) -> str | None:
         examples = prepare(load_recipe("recipe.yaml", [*SHORT, *overrides]), stages=("train",)).train_examples
         assert isinstance(examples, Mixture)
-        return _identity_of(examples)
+        return identity_of(examples)
 
     found = [identity(LIST, *more) for more in ([], ["data.eval=1"], ["data.eval=2"], ["data.train.0.weight=1"])]
     assert len({*found, identity("data.train={path: json, data_files: a.jsonl}", "data.eval=1")}) == 5

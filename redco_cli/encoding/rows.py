@@ -1,45 +1,31 @@
-"""From the examples of a split to the rows that a loss reads: encoded once, cut, and packed where that can be.
-
-A plugin without an `encode_fn` reads the examples themselves.
-"""
+"""The rows of a split, encoded before the first step or as a stream of them comes; and what cannot be."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
-import importlib.metadata
-import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from redco_cli.console import CountProgress, note, warn
-from redco_cli.data.encoded.encode import LEFT_OUT, encoded_once
+from redco_cli.data.encoded.encode import encoded_once
 from redco_cli.data.encoded.parallel import Others
-from redco_cli.data.encoded.rows import IDS, LABELS, Row, Rows, longer_note
+from redco_cli.data.encoded.rows import IDS, Rows
 from redco_cli.data.encoded.store import Encoded
 from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.examples import is_indexed
-from redco_cli.data.mixture import Mixture
-from redco_cli.data.reader import Rows as Read
-from redco_cli.errors import DataError, ExampleError, PluginError, RecipeError
+from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.config.tokenizer import admit_tokenizer
-from redco_cli.plugin.calls import call_encode
-from redco_cli.plugin.code.digests import encoding_code
-from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example
+from redco_cli.plugin.contract import IGNORED_LABEL, Context
 from redco_cli.plugin.encoder import Encoder
 from redco_cli.plugin.load import LoadedPlugin
-from redco_cli.recipe.redaction import holds_secrets
 from redco_cli.recipe.schema import Recipe
-from redco_cli.row_notes import NOTHING_REMEDY, WITHOUT_LOSS, RowCounts, note_rows, noting
-from redco_cli.runtime.cache import cache_directory
+from redco_cli.row_notes import NOTHING_REMEDY, RowCounts
 from redco_cli.runtime.cores import processes_at_once
 from redco_cli.runtime.peers.multihost import is_main_process, process_allgather
-from redco_cli.version import __version__
 
 _TOLD = 2000
 """Examples from which on the progress of encoding is shown."""
@@ -64,8 +50,13 @@ def refuse_unencoded(
     data = recipe.data
     if plugin.encode_fn is None:
         remedy = "leave it out, or define encode_fn(ctx, example) in the plugin"
-        for key, asked in (("packing", data.packing is True), ("overflow", data.overflow != "truncate")):
-            if asked:
+        asked = {
+            "packing": data.packing is True,
+            "buckets": isinstance(data.buckets, tuple),
+            "overflow": data.overflow != "truncate",
+        }
+        for key, is_asked in asked.items():
+            if is_asked:
                 problem = f"{getattr(data, key)} given, but {plugin.file} has no encode_fn, and pads and cuts by itself"
                 raise RecipeError(where(f"data.{key}"), problem, remedy)
         return
@@ -99,8 +90,8 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
     if not is_indexed(examples):
         is_windowed = packed or data.overflow != "truncate"
         return _row_stream(plugin, ctx, examples, place, where, packed=packed) if is_windowed else examples
-    kept_at = _kept_at(plugin, ctx, examples) if kept else None
-    every = process_allgather("encoded data is kept", [kept_at is not None, platform.node()])
+    directory = kept_at(plugin, ctx, examples) if kept else None
+    every = process_allgather("encoded data is kept", [directory is not None, platform.node()])
     in_turn = all(is_kept for is_kept, _ in every)
     beside = 1 if in_turn else [host for _, host in every].count(platform.node())
     others = Others(min(processes_at_once(_MEMORY) // beside, _MOST), note, lambda text: warn(f"{place}: {text}"))
@@ -117,7 +108,7 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
             examples,
             measure=IDS,
             where=place,
-            kept_at=kept_at,
+            kept_at=directory,
             done=done,
             others=others,
         )
@@ -192,45 +183,6 @@ def refuse_unseen_segments(plugin: LoadedPlugin, rows: Any, calls: Sequence[bool
         raise PluginError(f"{plugin.file}: loss_fn", problem, remedy)
 
 
-def encoded_rows(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> list[Mapping[str, Any]]:
-    """The examples of a batch as rows: those that were not encoded before are now, and cut; prompts keep their end.
-
-    Raises:
-        ExampleError, PluginError: an example cannot be encoded; `row` says which one.
-    """
-    rows: list[Mapping[str, Any] | None] = []
-    for number, example in enumerate(examples):
-        try:
-            rows.append(example if isinstance(example, Row) else _encoded_now(plugin, ctx, example, number))
-        except (ExampleError, PluginError) as error:
-            error.row = number
-            raise
-    like = next((row for row in rows if row is not None), {IDS: (), LABELS: ()})
-    empty = Row({name: np.zeros(0, np.asarray(field).dtype) for name, field in like.items()})
-    return [empty if row is None else row for row in rows]
-
-
-def _encoded_now(plugin: LoadedPlugin, ctx: Context, example: Example, number: int) -> Row | None:
-    with noting() as noted:
-        fields, length = call_encode(plugin, ctx, example), ctx.recipe.data.max_length
-    for what in noted:
-        note_rows(what, [number])
-    if fields is None and ctx.stage == "predict":
-        problem = "encode_fn leaves this example out, but each one has a prediction"
-        raise ExampleError("encode_fn", problem, "return an empty list of input_ids, or leave it out of the data")
-    if fields is None:  # of a stream, or of data that is only looked at
-        note_rows(LEFT_OUT, [number])
-        return None
-    size = len(fields[IDS])
-    if size > length:
-        note_rows(longer_note(length, "truncate" if ctx.stage == "predict" else ctx.recipe.data.overflow), [number])
-        kept = slice(size - length, None) if ctx.stage == "predict" else slice(length)
-        fields = {name: field[kept] if len(field) == size else field for name, field in fields.items()}
-    if LABELS in fields and (fields[LABELS][1:] == IGNORED_LABEL).all():
-        note_rows(WITHOUT_LOSS, [number])
-    return Row(fields)
-
-
 def _check_agreed(rows: Rows, where: str) -> None:
     """Refuses rows that are not the same on all processes, each of which reads its share of them."""
     for process, digest in enumerate(digests := process_allgather("encoded rows", rows.digest)):
@@ -256,38 +208,3 @@ def _check_aligned(encoded: Any, where: str) -> None:
         if not np.array_equal(offsets, encoded.offsets[IDS]):
             problem = f"{name} is not as long as {IDS}, so that texts cannot share a row"
             raise PluginError(where, problem, "return fields of one length, or set data.packing: false")
-
-
-def _kept_at(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> Path | None:
-    """Where these examples are kept, encoded by this plugin with this tokenizer; None where that cannot be told."""
-    data, code = _identity_of(examples), encoding_code(plugin)
-    if data is None or not code or holds_secrets(ctx.recipe.plugin.options):  # the digest would not know these
-        return None
-    recipe = ctx.recipe.model_dump(mode="json", include={"data": {"max_length"}, "model": True, "plugin": True})
-    document = [_versions(), data, ctx.stage, recipe, code, _identity_of_tokenizer(ctx.tokenizer)]
-    digest = hashlib.sha256(json.dumps(document, sort_keys=True).encode())
-    return cache_directory().parent / "encoded" / digest.hexdigest()[:32]
-
-
-def _versions() -> list[str]:
-    return [__version__, *(importlib.metadata.version(name) for name in ("transformers", "tokenizers", "jinja2"))]
-
-
-def _identity_of(examples: Sequence[Example]) -> str | None:
-    """What `datasets` makes of the files and all that was done to them; None for a plugin's own examples."""
-    if isinstance(examples, Mixture):
-        parts = [_identity_of(part.examples) for part in examples.parts]
-        return None if None in parts else f"{parts} {examples.choice}"
-    return str(examples.dataset._fingerprint) if isinstance(examples, Read) else None
-
-
-def _identity_of_tokenizer(processor: Any) -> Any:
-    tokenizer = getattr(processor, "tokenizer", processor)
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    templates = [str(getattr(one, "chat_template", None)) for one in (processor, tokenizer)]
-    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__}"
-    if fast is not None:
-        document = {**json.loads(fast.to_str()), "truncation": None, "padding": None}  # which calls leave behind
-        return [kind, document, str(tokenizer.special_tokens_map), *templates]
-    vocabulary = tokenizer.get_vocab() if hasattr(tokenizer, "get_vocab") else {}
-    return [kind, sorted(vocabulary.items()), str(getattr(tokenizer, "special_tokens_map", None)), *templates]
