@@ -42,9 +42,10 @@ class Windows:
         """
         data = job.recipe.data
         self._lengths: tuple[int, ...] = (data.max_length,)
-        if job.plugin.encode_fn is not None and data.buckets is not False:
-            given = prompt_lengths(data.max_length) if data.buckets == "auto" else (*data.buckets, data.max_length)
-            self._lengths = tuple(sorted(set(given)))
+        if job.plugin.encode_fn is not None and isinstance(data.buckets, tuple):
+            self._lengths = tuple(sorted({*data.buckets, data.max_length}))
+        elif job.plugin.encode_fn is not None and data.buckets == "auto" and job.plugin.build_model is None:
+            self._lengths = prompt_lengths(data.max_length)
         self.size = batch_size * (BATCHES if len(self._lengths) > 1 else 1)
         self._examples, self._where = examples, job.collate_place
         self._collate, ctx = job.collate("predict"), job.context("predict")
