@@ -47,9 +47,8 @@ class Windows:
         elif job.plugin.encode_fn is not None and data.buckets == "auto" and job.plugin.build_model is None:
             self._lengths = prompt_lengths(data.max_length)
         self.size = batch_size * (BATCHES if len(self._lengths) > 1 else 1)
-        self._examples, self._where = examples, job.collate_place
-        self._collate, ctx = job.collate("predict"), job.context("predict")
-        self._measure = bound_measure(job.plugin, ctx) if len(self._lengths) > 1 else None
+        self._examples, self._collate = examples, job.collate("predict")
+        self._measure = bound_measure(job.plugin, job.context("predict")) if len(self._lengths) > 1 else None
         self._known: dict[int, tuple[list[int], Buckets]] = {}
         self._lock = threading.Lock()
 

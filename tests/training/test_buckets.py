@@ -19,6 +19,7 @@ from redco_cli.prediction import predictor
 from redco_cli.recipe.data import DataSection
 from redco_cli.run import validate
 from redco_cli.training.records.metrics import read_records
+from tests.runtime.multiprocess.processes import run_several, same
 from tests.training.tiny import final_state
 
 RECIPE = """
@@ -121,6 +122,18 @@ def test_a_run_is_continued_exactly():
     assert part.keys() == once.keys()
     for name, value in once.items():
         np.testing.assert_array_equal(part[name], value, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("project")
+def test_two_processes_pad_alike():
+    """Each holds a row of each micro-batch only, and prompts of the other decide where its own are predicted."""
+    run_several(["train", "recipe.yaml", "output_dir=many"], 2, 1)
+    same("many", "run")
+    run_several(["predict", "many"], 2, 1)
+    found = Path("many/predictions/eval_examples.jsonl").read_text()
+    assert found == predict("run", output="one.jsonl").read_text()
 
 
 @pytest.mark.slow
