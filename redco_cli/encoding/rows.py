@@ -17,6 +17,7 @@ from redco_cli.data.encoded.rows import IDS, Rows
 from redco_cli.data.encoded.store import Encoded
 from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.examples import is_indexed
+from redco_cli.encoding.identity import kept_at
 from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.config.tokenizer import admit_tokenizer
 from redco_cli.plugin.contract import IGNORED_LABEL, Context
