@@ -1,0 +1,193 @@
+"""Runs a traced program anew, with some of its parameters taken along in another form until they are used.
+
+Where a parameter lives is not always where, or how, it is used: one in shards is gathered first, one with an adapter
+is multiplied together with it. Here is what all such rewritings share: a tracked parameter passes through views of it,
+into calls, rematerialised parts and loops, one layer at a time where layers are stacked. What happens at its use, the
+rewriting says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+from jax.extend import core
+
+INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
+REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
+VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims", "convert_element_type"})
+
+
+class Tracked(Protocol):
+    """A parameter that was not used yet."""
+
+    @property
+    def arrays(self) -> Any:
+        """What it consists of, a tree of arrays that control flow takes along."""
+
+    def having(self, arrays: Any) -> Tracked:
+        """The same with other arrays in their place."""
+
+    def layer(self, arrays: Any) -> Tracked:
+        """One layer of it: `arrays` without their leading dim."""
+
+    def stacked(self) -> Any:
+        """Itself, where a loop may run over its leading dim as it is; else the array."""
+
+    def viewed(self, equation: Any) -> Tracked:
+        """The same parameter, seen in another way: behind an equation of `VIEWS`."""
+
+    def array(self, use: str) -> Any:
+        """The array, for a use that knows nothing else; `use` says which, for errors."""
+
+
+class Rewriting(Protocol):
+    """What is made of a program."""
+
+    @property
+    def enters(self) -> frozenset[str]:
+        """Control flow that tracked parameters are taken into, of `cond` and `while`.
+
+        Loops over layers and rematerialised parts always are.
+        """
+
+    def is_tracked(self, operand: Any) -> bool:
+        """Whether an operand is a tracked parameter of this rewriting."""
+
+    def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        """The results of an equation, some of whose operands may be tracked."""
+
+
+def rewritten(closed: Any, arguments: Sequence[Any], rewriting: Rewriting) -> list[Any]:
+    """The results of a program on arrays and tracked parameters, as arrays.
+
+    Args:
+        closed: what `jax.make_jaxpr` returned.
+        arguments: one for each of its inputs.
+        rewriting: what happens at each use.
+    """
+    results = _evaluate(closed.jaxpr, closed.consts, arguments, rewriting)
+    return _arrays(results, rewriting, "the result")
+
+
+def bind(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation on arrays."""
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*operands, **equation.primitive.get_bind_params(equation.params))
+    return results if equation.primitive.multiple_results else [results]
+
+
+def _arrays(values: Sequence[Any], rewriting: Rewriting, use: str) -> list[Any]:
+    return [x.array(use) if rewriting.is_tracked(x) else x for x in values]
+
+
+def _taken_along(values: Sequence[Any], rewriting: Rewriting) -> list[Any]:
+    """What control flow takes along of values."""
+    return [x.arrays if rewriting.is_tracked(x) else x for x in values]
+
+
+def _inside(values: Sequence[Any], arrays: Sequence[Any], rewriting: Rewriting) -> list[Any]:
+    """Within control flow, the values whose arrays were taken along."""
+    return [x.having(own) if rewriting.is_tracked(x) else own for x, own in zip(values, arrays, strict=True)]
+
+
+def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], rewriting: Rewriting) -> list[Any]:
+    """Runs a jaxpr; a result that is a parameter only viewed is still tracked."""
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    known.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        return atom.val if isinstance(atom, core.Literal) else known[atom]
+
+    for equation in jaxpr.eqns:
+        with jax.named_scope(str(equation.source_info.name_stack) or equation.primitive.name):
+            results = _apply(equation, [read(atom) for atom in equation.invars], rewriting)
+        known.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(equation: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
+    name, params = equation.primitive.name, equation.params
+    if any(map(rewriting.is_tracked, operands)):
+        if name in INLINED:
+            inner = params.get("jaxpr", params.get("call_jaxpr"))
+            return _evaluate(inner.jaxpr, inner.consts, operands, rewriting)
+        if name in REMATERIALISED:
+            return _remat(params, operands, rewriting)
+        if name == "scan":
+            return _scan(params, operands, rewriting)
+        if name in rewriting.enters:
+            return {"cond": _cond, "while": _while}[name](params, operands, rewriting)
+        if name in VIEWS and len(operands) == 1:
+            return [operands[0].viewed(equation)]
+    return rewriting.use(equation, operands)
+
+
+def _remat(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
+    """Used inside, so that the backward pass uses them again."""
+
+    def body(arrays: Sequence[Any]) -> list[Any]:
+        results = _evaluate(params["jaxpr"], [], _inside(operands, arrays, rewriting), rewriting)
+        return _arrays(results, rewriting, "the result of a rematerialised part")
+
+    rematerialised = jax.checkpoint(body, policy=params["policy"], prevent_cse=params["prevent_cse"])
+    results: list[Any] = rematerialised(_taken_along(operands, rewriting))
+    return results
+
+
+def _scan(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
+    """Consts and layers go in as they are, and are used in each iteration."""
+    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
+    consts, carried = operands[:first], _arrays(operands[first:last], rewriting, "the carry of a loop")
+    layers = [x.stacked() if rewriting.is_tracked(x) else x for x in operands[last:]]
+    inner = params["jaxpr"]
+
+    def body(carry: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
+        own = [x.layer(one) if rewriting.is_tracked(x) else one for x, one in zip(layers, arrays, strict=True)]
+        results = _evaluate(inner.jaxpr, inner.consts, [*consts, *carry, *own], rewriting)
+        plain = _arrays(results, rewriting, "the result of a loop")
+        return plain[: last - first], plain[last - first :]
+
+    carry, ys = jax.lax.scan(
+        body,
+        carried,
+        _taken_along(layers, rewriting),
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    return [*carry, *ys]
+
+
+def _while(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
+    """A condition uses no parameter but as an array; the body uses them in each iteration."""
+    middle = params["cond_nconsts"]
+    first = middle + params["body_nconsts"]
+    asked = _arrays(operands[:middle], rewriting, "the condition of a loop")
+    consts, carried = operands[middle:first], _arrays(operands[first:], rewriting, "the carry of a loop")
+    condition, inner = params["cond_jaxpr"], params["body_jaxpr"]
+
+    def goes_on(carry: Any) -> Any:
+        return _evaluate(condition.jaxpr, condition.consts, [*asked, *carry], rewriting)[0]
+
+    def body(carry: Any) -> Any:
+        results = _evaluate(inner.jaxpr, inner.consts, [*consts, *carry], rewriting)
+        return _arrays(results, rewriting, "the result of a loop")
+
+    return list(jax.lax.while_loop(goes_on, body, carried))
+
+
+def _cond(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
+    """Each branch uses them by itself."""
+    which, *given = operands
+
+    def branch(inner: Any) -> Callable[..., list[Any]]:
+        def run(*arrays: Any) -> list[Any]:
+            results = _evaluate(inner.jaxpr, inner.consts, _inside(given, arrays, rewriting), rewriting)
+            return _arrays(results, rewriting, "the result of a branch")
+
+        return run
+
+    branches = [branch(inner) for inner in params["branches"]]
+    return list(jax.lax.switch(which, branches, *_taken_along(given, rewriting)))
