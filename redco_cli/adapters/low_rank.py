@@ -1,0 +1,251 @@
+"""The low-rank path beside a weight's own product.
+
+    LoRA (arXiv 2106.09685)    y = x·W + s·(x·A)·B                   A [in, r], B [r, out], s = alpha / r
+    rsLoRA (arXiv 2312.03732)  the same with s = alpha / sqrt(r)
+    DoRA (arXiv 2402.09353)    y = (m / |W + s·A·B|) ∘ (x·W + s·(x·A)·B)
+
+with the norm |.| over the input of each output, through which no gradient goes. It is computed from A, B and W; the sum
+W + s·A·B itself never exists. Rows of a table that are looked up are products with one-hot rows:
+`W[ids] + s·A[ids]·B`.
+
+It is put into a traced program, whoever wrote that: layers in a loop, experts, a plugin's own module.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from redco_cli.adapters.uses import BASE, Use, is_lookup, product_of
+from redco_cli.errors import ModelError
+from redco_cli.plugin.contract import Params
+from redco_cli.sharding.program.rewrite import bind, rewritten
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """How one weight is adapted.
+
+    Attributes:
+        rank: r.
+        scale: s.
+        dropout: the share of the path's input that is dropped in training, 0 to 1.
+    """
+
+    rank: int
+    scale: float
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Adapted:
+    """A weight with its adapter, not used yet.
+
+    Attributes:
+        path: of the weight.
+        how: its rank and scale.
+        arrays: `weight` as it is seen, `A` and `B`, `magnitude` of DoRA, `key` of dropout; layers come first in all.
+    """
+
+    path: str
+    how: LowRank
+    arrays: Mapping[str, Array]
+
+    def array(self, use: str) -> Array:
+        """Refuses a use that an adapter cannot be carried through."""
+        raise refused(self.path, use)
+
+    def having(self, arrays: Mapping[str, Array]) -> _Adapted:
+        """The same with other arrays."""
+        return replace(self, arrays=arrays)
+
+    def viewed(self, equation: Any) -> _Adapted:
+        """The same with the weight seen in another way."""
+        return replace(self, arrays={**self.arrays, "weight": bind(equation, [self.arrays["weight"]])[0]})
+
+    def stacked(self) -> _Adapted:
+        """Itself: `uses_of` has told that its layers come first."""
+        return self
+
+    def layer(self, arrays: Mapping[str, Array]) -> _Adapted:
+        """One layer of it."""
+        return replace(self, arrays=arrays)
+
+
+def refused(path: str, use: str) -> ModelError:
+    """An adapter cannot follow its weight into an operation."""
+    problem = f"{path} is used by {use}, which cannot carry an adapter: only products with activations and lookups can"
+    remedy = "leave it out of adapter.targets; adapter.modules_to_save trains it as it is"
+    return ModelError("adapter.targets", problem, remedy)
+
+
+class _Adapting:
+    """Adds the low-rank path to each use of an adapted weight."""
+
+    enters = frozenset({"cond", "while"})
+
+    def is_tracked(self, operand: Any) -> bool:
+        return isinstance(operand, _Adapted)
+
+    def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        adapted = [number for number, operand in enumerate(operands) if isinstance(operand, _Adapted)]
+        if not adapted:
+            return bind(equation, operands)
+        name, weight = equation.primitive.name, operands[adapted[0]]
+        if name == "name":
+            return [weight.arrays["weight"] if equation.params["name"] == BASE else weight]
+        if name == "dot_general" and len(adapted) == 1:
+            return [_multiplied(equation, weight, operands[1 - adapted[0]], adapted[0])]
+        if is_lookup(equation) and adapted == [0]:
+            return [_looked_up(equation, weight, operands[1:])]
+        raise refused(weight.path, name)
+
+
+def _multiplied(equation: Any, adapted: _Adapted, x: Array, position: int) -> Array:
+    """x·W with its low-rank path."""
+    product, arrays = product_of(equation, position), adapted.arrays
+    weight, a, b = (arrays[name] for name in ("weight", "A", "B"))
+    dropped = _dropped(x, arrays.get("key"), adapted.how.dropout)
+    magnitude = arrays.get("magnitude")
+    seen = dropped if magnitude is not None else x  # as PEFT: DoRA scales what both paths make of the same input
+    own = bind(equation, [weight, seen] if position == 0 else [seen, weight])[0]
+    experts, inputs, outputs = (
+        [weight.shape[dim] for dim in dims] for dims in (product.experts[0], product.inputs[0], product.outputs)
+    )
+    first = len(experts)
+    down = jax.lax.dot_general(
+        dropped,
+        a.reshape(*experts, *inputs, adapted.how.rank).astype(x.dtype),
+        (
+            (product.inputs[1], tuple(range(first, first + len(inputs)))),
+            (tuple(product.experts[1][place] for place in product.shared), product.shared),
+        ),
+    )
+    path = jax.lax.dot_general(
+        down,
+        b.reshape(*experts, adapted.how.rank, *outputs).astype(x.dtype),
+        (((down.ndim - 1,), (first,)), (tuple(range(first)), product.shared)),
+    )
+    free = path.ndim - first - len(outputs)
+    if position == 0:  # the weight's dims come before the activation's
+        moved = [*range(first), *range(first + free, path.ndim), *range(first, first + free)]
+        path = path.transpose(moved)
+    result = own + (adapted.how.scale * path).astype(own.dtype)
+    if magnitude is None:
+        return result
+    order = (*product.experts[0], *product.inputs[0], *product.outputs)
+    flat = weight.transpose(order).reshape(*experts, math.prod(inputs), math.prod(outputs))
+    factor = (magnitude / column_norms(flat, a, b, adapted.how.scale)).reshape(*experts, *outputs)
+    factor = factor.transpose([*product.shared, *range(first, factor.ndim)])
+    spread = [*factor.shape[:first], *([1] * free), *factor.shape[first:]]
+    if position == 0:
+        spread = [*factor.shape, *([1] * free)]
+    return result * factor.reshape(spread).astype(result.dtype)
+
+
+def _looked_up(equation: Any, adapted: _Adapted, others: Sequence[Array]) -> Array:
+    """W[ids] with its low-rank path."""
+    weight, a, b = (adapted.arrays[name] for name in ("weight", "A", "B"))
+    (own,) = bind(equation, [weight, *others])
+    (indices,) = others
+    settings = {name: equation.params[name] for name in ("dimension_numbers", "mode", "fill_value")}
+    rows = jax.lax.gather(a.astype(own.dtype), indices, slice_sizes=(1, adapted.how.rank), **settings)
+    return own + (adapted.how.scale * (rows @ b.astype(own.dtype))).astype(own.dtype)
+
+
+def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
+    """|W + s·A·B| of each output, float32; nothing is differentiated through it.
+
+    Args:
+        weight: [..., in, out].
+        a: [..., in, r].
+        b: [..., r, out].
+        scale: s.
+    """
+    weight, a, b = (jax.lax.stop_gradient(x).astype(jnp.float32) for x in (weight, a, b))
+    both = jnp.einsum("...ir,...io->...ro", a, weight)
+    squared = jnp.einsum("...ir,...iq->...rq", a, a)
+    mixed = 2 * scale * both + scale**2 * jnp.einsum("...rq,...qo->...ro", squared, b)
+    total = jnp.square(weight).sum(-2) + (b * mixed).sum(-2)
+    return jnp.sqrt(jnp.maximum(total, jnp.finfo(jnp.float32).tiny))
+
+
+def merged(weight: Array, factors: Mapping[str, Array], how: LowRank, use: Use) -> Array:
+    """A weight that computes alone what it computes with its adapter.
+
+    Args:
+        weight: as it is stored.
+        factors: `A`, `B` and perhaps `magnitude`, as for `adapting`.
+        how: rank and scale.
+        use: of the weight.
+
+    Returns:
+        In shape and type of the weight; computed in float32.
+    """
+    a, b = (factors[name].astype(jnp.float32) for name in ("A", "B"))
+    own = use.matrix(weight.astype(jnp.float32))
+    total = own + how.scale * (a @ b)
+    if "magnitude" in factors:
+        total *= (factors["magnitude"] / column_norms(own, a, b, how.scale))[..., None, :]
+    return use.stored(total, weight.shape).astype(weight.dtype)
+
+
+def _dropped(x: Array, key: Any, rate: float) -> Array:
+    """The activation with a share of its elements zero and the others larger; unchanged without a key."""
+    if key is None or not rate:
+        return x
+    one = key.reshape(-1, key.shape[-1])[0]  # experts that are computed together have one activation
+    kept = jax.random.bernoulli(jax.random.wrap_key_data(one), 1 - rate, x.shape)
+    return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
+
+
+def adapting(function: Callable[..., Any], adapters: Mapping[str, LowRank]) -> Callable[..., Any]:
+    """The same function of parameters with adapters.
+
+    Args:
+        function: `function(params, *others)`, any that JAX can trace.
+        adapters: path of a weight to how it is adapted; each is used as `uses_of` tells.
+
+    Returns:
+        `adapted(params, factors, key, *others)`: `factors` has for each path `A` [*stack, in, r], `B` [*stack, r, out]
+        and perhaps `magnitude` [*stack, out]; `key` is the random key of dropout, None where nothing is dropped.
+
+    Raises:
+        ModelError: when traced: a weight is used where its adapter cannot be carried.
+    """
+
+    def adapted(params: Params, factors: Mapping[str, Mapping[str, Array]], key: Any, *others: Any) -> Any:
+        closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *others)
+        arguments = [
+            _tracked(_path(path), leaf, adapters, factors, key) for path, leaf in jax.tree.leaves_with_path(params)
+        ]
+        results = rewritten(closed, [*arguments, *jax.tree.leaves(others)], _Adapting())
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+    return adapted
+
+
+def _path(keys: Any) -> str:
+    return "/".join(str(key.key) for key in keys)
+
+
+def _tracked(
+    path: str, weight: Array, adapters: Mapping[str, LowRank], factors: Mapping[str, Mapping[str, Array]], key: Any
+) -> Any:
+    if path not in adapters:
+        return weight
+    how, arrays = adapters[path], {"weight": weight, **factors[path]}
+    if key is not None and how.dropout:
+        stack = arrays["A"].shape[:-2]
+        own = jax.random.fold_in(key, zlib.crc32(path.encode()))
+        split = jax.random.split(own, math.prod(stack))
+        arrays["key"] = jax.random.key_data(split).reshape(*stack, -1)
+    return _Adapted(path, how, arrays)

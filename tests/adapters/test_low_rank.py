@@ -1,0 +1,157 @@
+"""Whatever a program does with its weights, with adapters it computes what it does with the merged weights alone."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from redco_cli.adapters.low_rank import LowRank, adapting, merged
+from redco_cli.adapters.uses import BASE, Use, uses_of
+from redco_cli.errors import ModelError
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 4)), jnp.float32)
+
+
+def drawn(shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def einsum(text):
+    return lambda params, x: jnp.einsum(text, x, params["w"])
+
+
+def scanned(params, x):
+    def body(x, w):
+        return jnp.tanh(jax.checkpoint(lambda x, w: x @ w.astype(x.dtype))(x, w)), None
+
+    return jax.lax.scan(body, x, params["w"])[0]
+
+
+def in_branches(params, x):
+    return jax.lax.switch(1, [lambda w, x: x @ w, lambda w, x: jnp.einsum("bsi,io->bso", 2 * x, w)], params["w"], x)
+
+
+def repeated(params, x):
+    return jax.lax.fori_loop(0, 3, lambda _, x: jnp.tanh(x @ params["w"]), x)
+
+
+def lookup(params, x):
+    return jnp.take(params["w"], (jnp.abs(x[..., 0]) * 2).astype(int), axis=0)
+
+
+def experts_together(params, x):
+    return jnp.einsum("bsi,xio->bsxo", x, params["w"])
+
+
+def experts_apart(params, x):
+    rows = jnp.stack([x, 2 * x], 1)
+    return jnp.einsum("bxsi,xio->bxso", rows, params["w"])
+
+
+PROGRAMS = {
+    "plain": (einsum("bsi,io->bso"), (4, 6)),
+    "transposed": (einsum("bsi,oi->bso"), (6, 4)),
+    "heads": (einsum("bsi,ihd->bshd"), (4, 2, 3)),
+    "from heads": (lambda p, x: jnp.einsum("bshd,hdo->bso", x.reshape(3, 5, 2, 2), p["w"]), (2, 2, 6)),
+    "heads before": (einsum("bsi,hid->bhsd"), (2, 4, 3)),
+    "weight first": (lambda p, x: jnp.einsum("io,bsi->obs", p["w"], x), (4, 6)),
+    "reshaped": (lambda p, x: jnp.einsum("bsi,ihd->bshd", x, p["w"].T.reshape(4, 3, 2)), (6, 4)),
+    "layers": (scanned, (3, 4, 4)),
+    "branches": (in_branches, (4, 6)),
+    "while": (repeated, (4, 4)),
+    "lookup": (lookup, (9, 6)),
+    "experts apart": (experts_apart, (2, 4, 6)),
+    "one input, many experts": (experts_together, (2, 4, 6)),
+}
+
+
+def factors_of(use, rank, dora):
+    factors = {"A": drawn((*use.stack, use.inputs, rank), 1), "B": drawn((*use.stack, rank, use.outputs), 2)}
+    return factors | ({"magnitude": 1 + drawn((*use.stack, use.outputs), 3) ** 2} if dora else {})
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_adapter_does_what_the_merged_weight_does(name, dora):
+    program, shape = PROGRAMS[name]
+    params = {"w": drawn(shape)}
+    use = uses_of(program, params, X)["w"][0]
+    if dora and use.kind == "lookup":
+        return
+    how, factors = LowRank(2, 0.3), factors_of(use, 2, dora)
+    adapted = adapting(program, {"w": how})
+    expected = program({"w": merged(params["w"], factors, how, use)}, X)
+    np.testing.assert_allclose(jax.jit(adapted)(params, {"w": factors}, None, X), expected, rtol=2e-4, atol=2e-4)
+    slope = jax.grad(lambda factors: adapted(params, {"w": factors}, None, X).sum())(factors)
+    assert all(jnp.isfinite(leaf).all() and jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(slope))
+
+
+def test_it_is_known_how_a_weight_is_used():
+    stacks = {name: uses_of(program, {"w": drawn(shape)}, X)["w"] for name, (program, shape) in PROGRAMS.items()}
+    assert stacks["layers"] == [Use("product", 1, (3,), 4, 4, (0, 1), ())]
+    assert [use.shape for use in stacks["branches"]] == [("product", (), 4, 6)] * 2
+    assert stacks["experts apart"][0].shape == ("product", (2,), 4, 6)
+    assert stacks["one input, many experts"][0].shape == ("product", (), 4, 12)
+    assert stacks["lookup"][0].kind == "lookup"
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (lambda p, x: x @ jnp.square(p["w"]), "square"),
+        (lambda p, x: x @ p["w"] @ p["w"].T @ (p["w"] @ p["w"].T), "dot_general"),
+        (lambda p, x: jax.lax.fori_loop(0, 2, lambda _, w: 2 * w, p["w"]), "loop"),
+        (lambda p, x: p["w"], "the result"),
+    ],
+)
+def test_what_cannot_carry_an_adapter_is_refused_by_path(program, why):
+    params = {"w": drawn((4, 4))}
+    use = Use("product", 0, (), 4, 4, (0, 1), ())
+    x = X[0, :4]
+    assert any(isinstance(one, str) for one in uses_of(program, params, x)["w"])
+    with pytest.raises(ModelError, match=f"w is used by .*{why}"):
+        adapting(program, {"w": LowRank(2, 1.0)})(params, {"w": factors_of(use, 2, False)}, None, x)
+
+
+def test_an_adapter_can_be_left_out():
+    from jax.ad_checkpoint import checkpoint_name
+
+    def program(params, x):
+        return x @ params["w"] - x @ checkpoint_name(params["w"], BASE)
+
+    params, how = {"w": drawn((4, 6))}, LowRank(2, 0.5)
+    factors = factors_of(uses_of(program, params, X)["w"][0], 2, False)
+    found = adapting(program, {"w": how})(params, {"w": factors}, None, X)
+    np.testing.assert_allclose(found, 0.5 * (X @ factors["A"] @ factors["B"]), rtol=1e-4, atol=1e-4)
+
+
+def test_dropout_differs_between_layers_and_follows_its_key():
+    def program(params, x):
+        return jax.lax.scan(lambda x, w: (x, x @ w), x, params["w"])[1]
+
+    params = {"w": jnp.zeros((2, 4, 6))}
+    factors = {"A": jnp.ones((2, 4, 2)), "B": jnp.ones((2, 2, 6))}
+    adapted = functools.partial(adapting(program, {"w": LowRank(2, 1.0, dropout=0.5)}), params, {"w": factors})
+    first, again, other = (adapted(jax.random.key(seed), X) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.allclose(first, other)
+    assert not np.allclose(first[0], first[1])
+    np.testing.assert_allclose(adapted(None, X)[0], 2 * X.sum(-1, keepdims=True) * jnp.ones(6), rtol=1e-5)
+
+
+def test_a_module_of_ones_own():
+    class Own(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(nn.remat(nn.Dense)(7)(nn.Conv(4, (1,))(x)))
+
+    params = Own().init(jax.random.key(0), X)["params"]
+    uses = uses_of(lambda params, x: Own().apply({"params": params}, x), params, X)
+    assert {path for path, found in uses.items() if all(isinstance(use, Use) for use in found)} == {
+        "Dense_0/kernel",
+        "CheckpointDense_0/kernel",
+    }
+    assert uses["Conv_0/kernel"] == ["conv_general_dilated"]
