@@ -122,6 +122,9 @@ def export(
         typer.Option("--dtype", help="Of all weights; default: those of model.name, else float32."),
     ] = None,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="Which one of several models.")] = "model",
+    adapter: Annotated[
+        bool, typer.Option("--adapter/--merge", help="An adapter alone, as PEFT does; default: merged into its model.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Export a model to transformers and vLLM, or one of `build_model` to `load_model`. Proved by loading it again."""
@@ -130,7 +133,9 @@ def export(
     load_recipe(find_run(target)[0], overrides or ())
     from redco_cli.trained import export as export_trained
 
-    exported = export_trained(target, overrides or (), output=output, checkpoint=checkpoint, dtype=dtype, model=model)
+    exported = export_trained(
+        target, overrides or (), output=output, checkpoint=checkpoint, dtype=dtype, model=model, adapter=adapter
+    )
     document = {
         "directory": str(exported.directory),
         "files": [str(file.relative_to(exported.directory)) for file in exported.files],

@@ -19,6 +19,12 @@ from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
 from redco_cli.recipe.data import SourceSection
 from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.recipe.schema import Recipe
+
+
+def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
+    """What training a recipe goes through."""
+    return ("train", "eval", "predict") if recipe.eval.predict else ("train", "eval")
 
 
 def find_examples(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, split: str, train: Any = None) -> Any:

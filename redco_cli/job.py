@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from redco_cli.adapters.attach import computed, with_adapter
+from redco_cli.adapters.model import ADAPTER
 from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
 from redco_cli.data.encoded.buckets import LENGTHS, Buckets, buckets_of
-from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.places import place_of
 from redco_cli.encoding.collate import Collate, bound_collate
-from redco_cli.encoding.rows import refuse_unencoded, refuse_unseen_segments, rows_of
+from redco_cli.encoding.rows import first_examples, refuse_unencoded, refuse_unseen_segments, rows_of
 from redco_cli.errors import RecipeError
 from redco_cli.examples import find_examples, refuse_without_eval, refuse_without_train
 from redco_cli.models.config.hub import tell_retries_once
@@ -76,13 +77,13 @@ class Job:
 
     def context(self, stage: Stage) -> Context:
         """What the plugin's functions are told, those apart that compute with `Variables`."""
-        models = {} if self.model is None else members_of(self.model)
+        models = {} if self.model is None else without(members_of(self.model), {ADAPTER})
         return Context(models.get(MAIN), self.tokenizer, self.plugin.options, self.recipe, stage, models=models)
 
     def with_models(self, sections: Mapping[str, OtherModelSection]) -> Job:
         """The same with another `models` section, of the same models."""
-        recipe = self.recipe.model_copy(update={"models": dict(sections)})
-        return replace(self, loaded=replace(self.loaded, recipe=recipe))
+        changed = self.recipe.model_copy(update={"models": dict(sections)})
+        return replace(self, loaded=replace(self.loaded, recipe=changed))
 
     def collate(self, stage: Stage) -> Collate:
         """The plugin's `collate_fn` for a stage."""
@@ -95,12 +96,21 @@ class Job:
 
     def loss(self, variables: Variables, batch: Batch, rng: Any, train: bool) -> Loss:
         """The plugin's `loss_fn`, always a `Loss` of float32 scalars. Traceable."""
-        ctx = variables.told(self.context("train" if train else "eval"))
-        return call_loss(self.plugin, ctx, variables.params, batch, rng, train=train)
+        ctx = self.context("train" if train else "eval")
+
+        def loss(seen: Variables, batch: Batch, rng: Any) -> Loss:
+            return call_loss(self.plugin, seen.told(ctx), seen.params, batch, rng, train=train)
+
+        found: Loss = computed(self.model, loss, variables, batch, rng, dropout=rng if train else None)
+        return found
 
     def prediction(self, variables: Variables, batch: Batch, rng: Any) -> Any:
         """The plugin's `predict_fn`. Traceable."""
-        return call_predict(self.plugin, variables.told(self.context("predict")), variables.params, batch, rng)
+
+        def predict(seen: Variables, batch: Batch, rng: Any) -> Any:
+            return call_predict(self.plugin, seen.told(self.context("predict")), seen.params, batch, rng)
+
+        return computed(self.model, predict, variables, batch, rng)
 
     def first_state(self, params: Params) -> Any:
         """The plugin's state before the first step, from the parameters that may change; None without. Traceable."""
@@ -132,11 +142,6 @@ class Job:
     def rows_of(self, examples: Any, stage: Stage) -> Any:
         """What the loss reads of examples that are not the recipe's."""
         return rows_of(self.plugin, self.context(stage), examples, f"{self.plugin.file}: run_fn", kept=False)
-
-
-def stages_of(recipe: Recipe) -> tuple[Stage, ...]:
-    """What training a recipe goes through."""
-    return ("train", "eval", "predict") if recipe.eval.predict else ("train", "eval")
 
 
 Given = Sequence[Example] | Callable[[LoadedPlugin], Sequence[Example]]
@@ -176,11 +181,8 @@ def prepare(
     model = resolve_model(section, where=loaded.where, remat=loaded.recipe.train.remat) if named else None
     tokenizer = load_tokenizer(section, where=loaded.where)
     job = Job(loaded, plugin, model, tokenizer, None, None, init_shapes)
-    if "train" in stages and plugin.run_fn is not None and loaded.recipe.eval.patience is not None:
-        problem = f"{plugin.file} has a run_fn, which alone decides when its run ends"
-        remedy = "leave it out, and let run_fn compare what run.evaluate() returns"
-        raise RecipeError(loaded.where("eval.patience"), problem, remedy)
     if "train" in stages:
+        _refuse_patience(loaded, plugin)
         job = replace(job, train_examples=_examples(job, "train", known))
         if job.train_examples is None:
             refuse_without_train(loaded, plugin)
@@ -190,13 +192,18 @@ def prepare(
         refuse_without_eval(loaded, stages)
     if job.model is None:
         job = _with_own_model(job, stages[0] if stages else "predict")
-    job = replace(job, model=assembled(loaded.recipe, job.model, loaded.where))
-    if known is None:
-        job = _with_rows(job, stages)
-    else:
-        job = replace(job, train_rows=known.train_rows, eval_rows=known.eval_rows)
+    model = assembled(loaded.recipe, job.model, loaded.where)
+    job = replace(job, model=with_adapter(model, loaded.recipe, loaded.where))
+    job = _with_rows(job, stages, known)
     first = prove_plugin(job, stages)
     return job if first is None or job.init_shapes is not None else replace(job, init_shapes=shapes_of(first))
+
+
+def _refuse_patience(loaded: LoadedRecipe, plugin: LoadedPlugin) -> None:
+    if plugin.run_fn is not None and loaded.recipe.eval.patience is not None:
+        problem = f"{plugin.file} has a run_fn, which alone decides when its run ends"
+        remedy = "leave it out, and let run_fn compare what run.evaluate() returns"
+        raise RecipeError(loaded.where("eval.patience"), problem, remedy)
 
 
 def _examples(job: Job, split: Literal["train", "eval"], known: Job | None) -> Any:
@@ -205,8 +212,10 @@ def _examples(job: Job, split: Literal["train", "eval"], known: Job | None) -> A
     return find_examples(job.loaded, job.plugin, job.context(split), split, job.train_examples)
 
 
-def _with_rows(job: Job, stages: Sequence[Stage]) -> Job:
+def _with_rows(job: Job, stages: Sequence[Stage], known: Job | None) -> Job:
     """The job with what its losses read: encoded for the stages that it is for."""
+    if known is not None:
+        return replace(job, train_rows=known.train_rows, eval_rows=known.eval_rows)
     refuse_unencoded(job.recipe, job.plugin, job.context("train").models, job.where)
     train, evaluated = job.train_examples, job.eval_examples
     if "train" in stages:
@@ -238,9 +247,10 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
             continue
         batch = first_batch(job, stage)
         first = batch if first is None else first
-        ctx = job.context(stage)
+        train = stage == "train"
+        compute = job.prediction if stage == "predict" else functools.partial(job.loss, train=train)
         with calls_with_segments() as calls:
-            proved = prove(job.plugin, ctx, job.abstract, batch, stage=stage, update=job.update_state)
+            proved = prove(compute, job.abstract, batch, update=job.update_state if train else None)
         if stage != "predict":
             refuse_unseen_segments(job.plugin, job.train_rows if stage == "train" else job.eval_rows, calls)
         if stage == "eval" and "train" in stages:
@@ -266,14 +276,6 @@ def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
     probed, buckets = first_examples(chosen, PROBED_EXAMPLES), job.buckets(chosen, stage)
     collate = functools.partial(job.collate(stage), length=None if buckets is None else buckets.lengths[-1])
     return collated(collate, probed, job.collate_place, functools.partial(place_of, chosen))
-
-
-def first_examples(examples: Any, count: int) -> list[Example]:
-    """The first `count` examples or rows, or all when there are fewer."""
-    examples = examples.first if isinstance(examples, RowStream) else examples
-    if hasattr(examples, "__len__"):
-        return [examples[index] for index in range(min(count, len(examples)))]
-    return [example for example, _ in zip(examples, range(count), strict=False)]
 
 
 def _with_own_model(job: Job, stage: Stage) -> Job:

@@ -13,7 +13,8 @@ from typing import Any
 from redco_cli.batch_sizes import check_sizes
 from redco_cli.console import CountProgress, TrainProgress, note
 from redco_cli.data.jsonl import read_jsonl
-from redco_cli.job import Job, prepare, stages_of
+from redco_cli.examples import stages_of
+from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement, read_evaluation, read_loss, read_prediction
 from redco_cli.planning.choice import choose_placement, recipe_placement
 from redco_cli.planning.out_of_memory import explaining_out_of_memory

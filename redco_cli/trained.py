@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import getitem
@@ -15,10 +15,14 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
 
+from redco_cli.adapters.attach import adapter_in, merged_params
+from redco_cli.adapters.model import ADAPTER
+from redco_cli.adapters.peft import merged_with
 from redco_cli.console import note
 from redco_cli.errors import ModelError, PluginError, StorageError, UsageError
 from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, export_model
 from redco_cli.exporting.own_module import export_own_module, is_own_module, read_own_module
+from redco_cli.exporting.peft import export_adapter
 from redco_cli.job import Job, prepare
 from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
 from redco_cli.models.own_module import ModuleModel
@@ -51,6 +55,7 @@ def load_model(
     dtype: Dtype | None = None,
     implementation: Literal["auto", "hf_flax", "decoder"] = "auto",
     model: str = MAIN,
+    adapter: Name | None = None,
 ) -> tuple[AnyModel, Params]:
     """A model with its parameters, for use from Python: trained by redco, exported by it, or saved by others.
 
@@ -63,7 +68,8 @@ def load_model(
             and `tensor`, else whole on each. None for the first device alone.
         dtype: compute type. Default: of a run what its recipe says, else float32. Parameters are float32.
         implementation: which code runs the model; `auto` is for a run what its recipe says.
-        model: which one of a run that trains several.
+        model: which one of a run that trains several; one for which an adapter was trained is merged with it.
+        adapter: a directory of PEFT's files, or what `redco export --adapter` wrote: the parameters are merged with it.
 
     Returns:
         The model and its parameters, of a run those of training whatever `predict.use` says:
@@ -77,6 +83,9 @@ def load_model(
         PluginError: the plugin of a run is gone, or fails.
         DeviceError: the parameters cannot be split over the mesh.
     """
+    if adapter is not None:
+        base, params = load_model(name_or_path, mesh=mesh, dtype=dtype, implementation=implementation)
+        return base, merged_with(Path(adapter), base, params)
     path = Path(name_or_path)
 
     def where(key: str) -> str:
@@ -101,6 +110,8 @@ def load_model(
 
 def _from_run(stored: StoredModel, mesh: Mesh | None, name: str) -> tuple[AnyModel, Params]:
     loaded = stored.loaded
+    if name == MAIN and loaded.recipe.adapter is not None:
+        return _merged_run(stored, mesh)
     if name in unsaved(loaded.recipe):
         problem = f"{name} was never updated, and is in no checkpoint"
         raise ModelError(loaded.where(f"models.{name}"), problem, "load it from where it is from")
@@ -124,6 +135,19 @@ def _from_run(stored: StoredModel, mesh: Mesh | None, name: str) -> tuple[AnyMod
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), model.abstract, places
     )
     return model, stored.checkpoints.restore_params(stored.step, abstract, name)
+
+
+def _merged_run(stored: StoredModel, mesh: Mesh | None) -> tuple[AnyModel, Params]:
+    """The model of a run that trained an adapter of it, merged."""
+    loaded, shapes = stored.loaded, stored.init_shapes
+    job = prepare(loaded, stages=(), given=()) if _is_named(loaded) else _own_job(loaded, shapes)
+    model = _member(job.model, MAIN, "load_model")
+    places = model_shardings(model, mesh, loaded.where)
+    count = len(jax.tree.leaves(places)[0].device_set)
+    placement = place(job, parameters_only(job.model.abstract), {DATA: 1, FSDP: count, TENSOR: 1})
+    at = stored.checkpoints.path(stored.step)
+    variables, _ = trained_variables(job, placement, at.parent, str(at))
+    return model, jax.device_put(merged_params(job.model, variables.params), places)
 
 
 def _with_kept(model: ModuleModel, stored: StoredModel, name: str) -> ModuleModel:
@@ -169,6 +193,7 @@ def export(
     checkpoint: str = "last",
     dtype: Dtype | None = None,
     model: str = MAIN,
+    adapter: bool = False,
 ) -> Exported:
     """Writes a trained model as a directory that transformers and vLLM load, and proves it by loading it again.
 
@@ -182,7 +207,8 @@ def export(
         output: a new or empty directory.
         checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
         dtype: of all weights; default: of each what it has in `model.name`, else float32.
-        model: which one of a run that trains several.
+        model: which one of a run that trains several. One for which an adapter was trained is merged with it.
+        adapter: write the adapter alone instead, as PEFT does.
 
     Returns:
         What was written, and how far its logits are from those of the model.
@@ -201,12 +227,18 @@ def export(
     else:
         job = _own_job(loaded, stored_shapes(loaded, directory, checkpoint))
     chosen, section = _member(job.model, model, "--model"), section_of(loaded.recipe, model)
+    alone = _adapter_alone(job, model) if adapter else None
     placement = _spread(job)
     with explaining_out_of_memory(job, placement, "export"):
         variables, origin = trained_variables(job, placement, directory, checkpoint)
         note(f"exporting the parameters of {origin}")
         params = variables.using(job.recipe.predict.use).params
-        params = params[model] if isinstance(job.model, Models) else params
+        if alone is not None:
+            return alone(params, Path(output), name=section.name or section.params)
+        if job.recipe.adapter is not None and model == MAIN:
+            params = merged_params(job.model, params)
+        else:
+            params = params[model] if isinstance(job.model, Models) else params
         if isinstance(chosen, ModuleModel):
             kept = _kept_of(chosen, variables.state, model)
             return export_own_module(job, model, params, kept, Path(output), dtype)
@@ -222,6 +254,20 @@ def export(
             tokenizer=tokenizer,
             dtype=dtype,
         )
+
+
+def _adapter_alone(job: Job, model: str) -> Callable[..., Exported]:
+    """Writes the adapter of a model, given all parameters, a directory, and the name of the model."""
+    adapter, chosen = adapter_in(job.model), _member(job.model, model, "--model")
+    if adapter is None or model != MAIN or isinstance(chosen, ModuleModel):
+        problem = f"{model} has no adapter" if adapter is None else f"PEFT has no form for {model}"
+        raise UsageError("--adapter", problem, "leave it out: the model is exported")
+
+    def write(params: Params, directory: Path, name: str | None) -> Exported:
+        own, base = params[ADAPTER], params[MAIN]
+        return export_adapter(adapter, own, base, chosen, directory, name=name, tokenizer=job.tokenizer)
+
+    return write
 
 
 def _check_trained(loaded: LoadedRecipe, run: Path | None, checkpoint: str) -> None:

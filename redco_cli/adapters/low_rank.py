@@ -22,12 +22,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from redco_cli.adapters.uses import BASE, Use, is_lookup, product_of
+from redco_cli.adapters.uses import Use, is_lookup, product_of
 from redco_cli.errors import ModelError
-from redco_cli.plugin.contract import Params
+from redco_cli.plugin.contract import ADAPTER_OFF, Params
+from redco_cli.sharding.program.marks import keep_whole
 from redco_cli.sharding.program.rewrite import bind, rewritten
 
 Array = Any
+_TINY = 1e-38
+"""Least square of a norm, so that a weight of zeros divides nothing by zero."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,35 @@ class _Adapted:
         return replace(self, arrays=arrays)
 
 
+@dataclass(frozen=True)
+class _Replaced:
+    """A parameter that is trained itself, not used yet.
+
+    Attributes:
+        arrays: `base`, as the model began, and `whole`, as it is trained.
+    """
+
+    arrays: Mapping[str, Array]
+
+    def array(self, use: str = "") -> Array:
+        """As it is trained."""
+        return self.arrays["whole"]
+
+    def having(self, arrays: Mapping[str, Array]) -> _Replaced:
+        """The same with other arrays."""
+        return _Replaced(arrays)
+
+    layer = having
+
+    def viewed(self, equation: Any) -> _Replaced:
+        """Both, seen in another way."""
+        return _Replaced({name: bind(equation, [array])[0] for name, array in self.arrays.items()})
+
+    def stacked(self) -> _Replaced:
+        """Itself."""
+        return self
+
+
 def refused(path: str, use: str) -> ModelError:
     """An adapter cannot follow its weight into an operation."""
     problem = f"{path} is used by {use}, which cannot carry an adapter: only products with activations and lookups can"
@@ -93,15 +125,18 @@ class _Adapting:
     enters = frozenset({"cond", "while"})
 
     def is_tracked(self, operand: Any) -> bool:
-        return isinstance(operand, _Adapted)
+        return isinstance(operand, _Adapted | _Replaced)
 
     def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        if equation.primitive.name == "name" and isinstance(operands[0], _Replaced):
+            return [operands[0].arrays["base"] if equation.params["name"] == ADAPTER_OFF else operands[0]]
+        operands = [x.array() if isinstance(x, _Replaced) else x for x in operands]
         adapted = [number for number, operand in enumerate(operands) if isinstance(operand, _Adapted)]
         if not adapted:
             return bind(equation, operands)
         name, weight = equation.primitive.name, operands[adapted[0]]
         if name == "name":
-            return [weight.arrays["weight"] if equation.params["name"] == BASE else weight]
+            return [weight.arrays["weight"] if equation.params["name"] == ADAPTER_OFF else weight]
         if name == "dot_general" and len(adapted) == 1:
             return [_multiplied(equation, weight, operands[1 - adapted[0]], adapted[0])]
         if is_lookup(equation) and adapted == [0]:
@@ -175,7 +210,7 @@ def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
     squared = jnp.einsum("...ir,...iq->...rq", a, a)
     mixed = 2 * scale * both + scale**2 * jnp.einsum("...rq,...qo->...ro", squared, b)
     total = jnp.square(weight).sum(-2) + (b * mixed).sum(-2)
-    return jnp.sqrt(jnp.maximum(total, jnp.finfo(jnp.float32).tiny))
+    return jnp.sqrt(jnp.maximum(total, _TINY))
 
 
 def merged(weight: Array, factors: Mapping[str, Array], how: LowRank, use: Use) -> Array:
@@ -216,7 +251,8 @@ def adapting(function: Callable[..., Any], adapters: Mapping[str, LowRank]) -> C
 
     Returns:
         `adapted(params, factors, key, *others)`: `factors` has for each path `A` [*stack, in, r], `B` [*stack, r, out]
-        and perhaps `magnitude` [*stack, out]; `key` is the random key of dropout, None where nothing is dropped.
+        and perhaps `magnitude` [*stack, out]; for any other path, `whole`, which takes the parameter's place. `key` is
+        the random key of dropout, None where nothing is dropped.
 
     Raises:
         ModelError: when traced: a weight is used where its adapter cannot be carried.
@@ -240,9 +276,12 @@ def _path(keys: Any) -> str:
 def _tracked(
     path: str, weight: Array, adapters: Mapping[str, LowRank], factors: Mapping[str, Mapping[str, Array]], key: Any
 ) -> Any:
-    if path not in adapters:
+    if path not in factors:
         return weight
+    if path not in adapters:
+        return _Replaced({"base": weight, **factors[path]})
     how, arrays = adapters[path], {"weight": weight, **factors[path]}
+    arrays |= {"A": keep_whole(arrays["A"], -1), "B": keep_whole(arrays["B"], -2)}
     if key is not None and how.dropout:
         stack = arrays["A"].shape[:-2]
         own = jax.random.fold_in(key, zlib.crc32(path.encode()))

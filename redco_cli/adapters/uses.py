@@ -13,11 +13,8 @@ from typing import Any, Literal
 
 import jax
 
-from redco_cli.plugin.contract import Params
+from redco_cli.plugin.contract import ADAPTER_OFF, Params
 from redco_cli.sharding.program.rewrite import bind, rewritten
-
-BASE = "adapter_off"
-"""The name that marks a parameter whose adapter is not to be used."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +181,7 @@ class _Looking:
         name = equation.primitive.name
         if name == "name":
             one = operands[0]
-            return [one.arrays if equation.params["name"] == BASE else one]
+            return [one.arrays if equation.params["name"] == ADAPTER_OFF else one]
         weight = operands[seen[0]]
         if name == "dot_general" and len(seen) == 1:
             product = product_of(equation, seen[0])

@@ -20,7 +20,7 @@ from redco_cli.data.examples import is_indexed
 from redco_cli.encoding.identity import kept_at
 from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.models.config.tokenizer import admit_tokenizer
-from redco_cli.plugin.contract import IGNORED_LABEL, Context
+from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example
 from redco_cli.plugin.encoder import Encoder
 from redco_cli.plugin.load import LoadedPlugin
 from redco_cli.recipe.schema import Recipe
@@ -209,3 +209,11 @@ def _check_aligned(encoded: Any, where: str) -> None:
         if not np.array_equal(offsets, encoded.offsets[IDS]):
             problem = f"{name} is not as long as {IDS}, so that texts cannot share a row"
             raise PluginError(where, problem, "return fields of one length, or set data.packing: false")
+
+
+def first_examples(examples: Any, count: int) -> list[Example]:
+    """The first `count` examples or rows, or all when there are fewer."""
+    examples = examples.first if isinstance(examples, RowStream) else examples
+    if hasattr(examples, "__len__"):
+        return [examples[index] for index in range(min(count, len(examples)))]
+    return [example for example, _ in zip(examples, range(count), strict=False)]

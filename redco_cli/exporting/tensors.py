@@ -130,7 +130,7 @@ def _usual(dtypes: Sequence[str]) -> str:
 
 def _from_row(row: Row, index: tuple[int, ...], name: str, flat: Mapping[Path, Any], dtype: str) -> Tensor:
     def fetch() -> Array:
-        return _finite(row.put_together(tuple(_fetched(flat[path], index, dtype) for path in row.paths)), name)
+        return _finite(row.put_together(tuple(fetched(flat[path], index, dtype) for path in row.paths)), name)
 
     return Tensor(name, dtype, row.stored_shape, fetch)
 
@@ -140,7 +140,7 @@ def _from_leaf(name: str, order: tuple[int, ...] | None, leaf: Any, dtype: str) 
     shape = leaf.shape if order is None else tuple(leaf.shape[dim] for dim in order)
 
     def fetch() -> Array:
-        values = _fetched(leaf, (), kept)
+        values = fetched(leaf, (), kept)
         return _finite(np.ascontiguousarray(values if order is None else values.transpose(order)), name)
 
     return Tensor(name, kept, shape, fetch)
@@ -152,7 +152,7 @@ def _batch_count(path: Path) -> Tensor:
     return Tensor(name, "int64", (), lambda: np.zeros((), np.int64))
 
 
-def _fetched(leaf: Any, index: tuple[int, ...], dtype: str) -> Array:
+def fetched(leaf: Any, index: tuple[int, ...], dtype: str) -> Array:
     """An array, or the slice at `index` of its leading dims, from wherever its shards are, in another type."""
     part = _slice(leaf, np.asarray(index, np.int32)) if index else leaf
     if isinstance(part, jax.Array) and not part.is_fully_addressable:

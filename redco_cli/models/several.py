@@ -95,10 +95,15 @@ def section_of(recipe: Recipe, name: str) -> ModelSection:
     return recipe.model.model_copy(update=own)
 
 
+def never_updated(recipe: Recipe) -> tuple[str, ...]:
+    """The models of a recipe that are never updated: frozen ones, and the one that an adapter is trained for."""
+    return (*((MAIN,) if recipe.adapter else ()), *(name for name, given in recipe.models.items() if given.frozen))
+
+
 def unsaved(recipe: Recipe) -> frozenset[str]:
     """The models that are in no checkpoint: never updated, and with weights or a run that their parameters are from."""
-    frozen = (name for name, given in recipe.models.items() if given.frozen)
-    return frozenset(name for name in frozen if (one := section_of(recipe, name)).params or one.name)
+    names = never_updated(recipe)
+    return frozenset(name for name in names if (one := section_of(recipe, name)).params or one.name)
 
 
 def assembled(recipe: Recipe, built: Any, where: Callable[[str], str]) -> Any:

@@ -11,7 +11,8 @@ import jax
 from redco_cli.console import note, warn
 from redco_cli.console.numbers import format_bytes
 from redco_cli.console.plan import mesh_text
-from redco_cli.job import Job, prepare, stages_of
+from redco_cli.examples import stages_of
+from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement, place, read_loss
 from redco_cli.planning.options import Devices, Option, options
 from redco_cli.planning.workload import job_workload

@@ -20,8 +20,9 @@ from redco_cli.data.encoded.rows import Rows
 from redco_cli.data.encoded.windows import RowStream
 from redco_cli.data.mixture import Mixture
 from redco_cli.data.places import Locate, place_of
+from redco_cli.encoding.rows import first_examples
 from redco_cli.errors import DataError
-from redco_cli.job import Job, first_examples
+from redco_cli.job import Job
 from redco_cli.plugin.calls import describe
 from redco_cli.plugin.chat.shapes import recognised_shapes
 from redco_cli.plugin.contract import IGNORED_LABEL, Stage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
-from redco_cli.plugin.state import Stats, Variables, stat_sums, update_state
+from redco_cli.plugin.state import Stats, Variables, stat_sums
 from redco_cli.row_notes import noting
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
@@ -235,23 +234,19 @@ def call_metric(
 
 
 def prove(
-    plugin: LoadedPlugin,
-    ctx: Context,
+    compute: Callable[[Variables, Batch, Any], Any],
     variables: Variables,
     batch: Batch,
     *,
-    stage: str,
     update: Callable[[Variables, Stats], Any] | None = None,
 ) -> Any:
-    """Traces `loss_fn` (stages train, eval) or `predict_fn` (predict) over abstract values: nothing is computed.
-
-    Where a loss is trained, `update_state` too.
+    """Traces what calls `loss_fn` or `predict_fn` over abstract values: nothing is computed.
 
     Args:
+        compute: a function of (variables, batch, key).
         variables: abstract ones.
         batch: one real or abstract batch.
-        stage: which function is meant.
-        update: the plugin's `update_state`, given what it is given in training; default: all of the variables.
+        update: of a loss that is trained, a function of (variables, stats) that calls `update_state`.
 
     Returns:
         The abstract `Loss` or outputs.
@@ -261,15 +256,7 @@ def prove(
     """
     key = jax.eval_shape(lambda: jax.random.key(0))
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), batch)
-    train = stage == "train"
-
-    def loss(given: Variables, arrays: Batch, rng: Any) -> Loss:
-        return call_loss(plugin, given.told(ctx), given.params, arrays, rng, train=train)
-
-    def predict(given: Variables, arrays: Batch, rng: Any) -> Any:
-        return call_predict(plugin, given.told(ctx), given.params, arrays, rng)
-
-    found = jax.eval_shape(predict if stage == "predict" else loss, variables, abstract, key)
-    if train and plugin.update_state is not None:
-        jax.eval_shape(update or functools.partial(update_state, plugin, ctx), variables, found.stats)
+    found = jax.eval_shape(compute, variables, abstract, key)
+    if update is not None:
+        jax.eval_shape(update, variables, found.stats)
     return found

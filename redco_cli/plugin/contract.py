@@ -61,7 +61,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
+from redco_cli.errors import PluginError
 from redco_cli.recipe.schema import Recipe
 
 Params = Any
@@ -72,6 +74,8 @@ Batch = Mapping[str, Any]
 """Name to array, each with leading dim B."""
 Stage = Literal["train", "eval", "predict"]
 
+ADAPTER_OFF = "adapter_off"
+"""The name that marks a parameter, in a trace, as one whose adapter is not to be used."""
 IGNORED_LABEL = -100
 """The label of a position that carries no loss, as in Hugging Face datasets."""
 
@@ -130,6 +134,17 @@ class Context:
     step: Any = None
     models: Mapping[str, Any] = field(default_factory=dict)
     length: int | None = None
+
+    def reference(self, params: Params) -> Params:
+        """The parameters with their adapters off: those that the model began with. For a loss that compares.
+
+        Raises:
+            PluginError: the recipe has no `adapter`.
+        """
+        if self.recipe.adapter is None:
+            problem = "ctx.reference was called, but the recipe has no adapter that could be off"
+            raise PluginError("loss_fn", problem, "add adapter: {}, or name the reference in models: of the recipe")
+        return jax.tree.map(lambda leaf: checkpoint_name(leaf, ADAPTER_OFF), params)
 
 
 class Run(Protocol):

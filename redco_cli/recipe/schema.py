@@ -12,6 +12,7 @@ from redco_cli.recipe.durations import Duration, RunLength, WallTime
 from redco_cli.recipe.keeping import CheckpointSection, LoggingSection
 from redco_cli.recipe.redaction import Options
 from redco_cli.recipe.section import ChatTemplate, Fraction, NewTokens, Positive, Section, Strings, contradiction
+from redco_cli.recipe.sections.adapter import AdapterSection
 
 Task = Literal[
     "auto",
@@ -213,6 +214,8 @@ class Recipe(Section):
     """Which model."""
     models: dict[Annotated[str, Field(pattern=r"^[a-z]\w*$")], OtherModelSection] = Field(default_factory=dict)
     """Further models by name; with any, parameters are a mapping: `params["model"]`, `params["reference"]`."""
+    adapter: AdapterSection | None = None
+    """Train an adapter of `model` instead of its parameters (LoRA, DoRA)."""
     data: DataSection = DataSection()
     """Where examples come from."""
     plugin: PluginSection
@@ -243,8 +246,8 @@ class Recipe(Section):
             divisor = max(size for size in range(1, micro + 1) if batch % size == 0)
             problem = f"{micro} does not divide train.global_batch_size {batch}"
             raise contradiction("train.micro_batch_size", problem, f"take a divisor, such as {divisor}")
-        if "model" in self.models:
-            raise contradiction("models.model", "this is the name of the model itself", "take another name")
+        for name in {"model", "adapter"} & self.models.keys():
+            raise contradiction(f"models.{name}", f"this is the name of the {name} itself", "take another name")
         remedy = "give steps (1000) or epochs (3 epochs)"
         if steps.unit == "%":
             raise contradiction("train.steps", f"{steps} is a share of itself", remedy)

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 class Axis:
     """A node of a union-find forest. Compare axes by identity, after `root`."""
 
-    __slots__ = ("children", "layer", "parent", "size")
+    __slots__ = ("children", "layer", "parent", "size", "whole")
 
     def __init__(self, size: int) -> None:
         """An axis that nothing is known about.
@@ -32,6 +32,7 @@ class Axis:
         self.parent: Axis | None = None
         self.children: tuple[Axis, ...] = ()
         self.layer = False
+        self.whole = False
 
 
 Dim = tuple[Axis, ...]
@@ -167,11 +168,12 @@ def reshape(dims: Sequence[Dim], old: Sequence[int], new: Sequence[int]) -> tupl
 def _join(a: Axis, b: Axis) -> None:
     b.parent = a
     a.layer |= b.layer
+    a.whole |= b.whole
 
 
 def _divide(axis: Axis, major: int) -> Dim:
     """Finds that an axis is a product of two."""
     axis.children = (Axis(major), Axis(axis.size // major))
     for child in axis.children:
-        child.layer = axis.layer
+        child.layer, child.whole = axis.layer, axis.whole
     return axis.children

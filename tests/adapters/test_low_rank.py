@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from redco_cli.adapters.low_rank import LowRank, adapting, merged
-from redco_cli.adapters.uses import BASE, Use, uses_of
+from redco_cli.adapters.uses import Use, uses_of
 from redco_cli.errors import ModelError
+from redco_cli.plugin.contract import ADAPTER_OFF
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(3, 5, 4)), jnp.float32)
 
@@ -120,7 +121,7 @@ def test_an_adapter_can_be_left_out():
     from jax.ad_checkpoint import checkpoint_name
 
     def program(params, x):
-        return x @ params["w"] - x @ checkpoint_name(params["w"], BASE)
+        return x @ params["w"] - x @ checkpoint_name(params["w"], ADAPTER_OFF)
 
     params, how = {"w": drawn((4, 6))}, LowRank(2, 0.5)
     factors = factors_of(uses_of(program, params, X)["w"][0], 2, False)

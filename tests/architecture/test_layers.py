@@ -13,6 +13,7 @@ ROWS = [
     {"batch_sizes"},
     {"job"},
     {"encoding", "examples"},
+    {"adapters"},
     {"models"},
     {"plugin", "data", "runtime", "console"},
     {"recipe"},

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from redco_cli.errors import ExampleError, PluginError
-from redco_cli.plugin.calls import call_collate, call_loss, call_metric, call_output, call_predict, describe, prove
+from redco_cli.plugin.calls import call_collate, call_loss, call_metric, call_output, call_predict, describe
 from redco_cli.plugin.contract import Context
 from redco_cli.plugin.state import Variables
+from tests.plugin.proving import prove
 
 RECIPE: Any = None
 CTX = Context(None, None, {}, RECIPE)

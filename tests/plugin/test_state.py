@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from redco_cli.errors import PluginError
-from redco_cli.plugin.calls import call_loss, prove
+from redco_cli.plugin.calls import call_loss
 from redco_cli.plugin.contract import Context
 from redco_cli.plugin.load import LoadedPlugin
 from redco_cli.plugin.state import Variables, init_state, update_state
+from tests.plugin.proving import prove
 
 PARAMS = {"a": {"w": jnp.ones((2, 3))}, "b": jnp.zeros(4)}
 BATCH = {"x": np.ones((3, 2), np.float32)}

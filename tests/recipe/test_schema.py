@@ -34,7 +34,9 @@ DATA = "mesh.data: Groups of devices that each hold all parameters and take thei
 LENGTH = "expected a number of optimizer steps (1000) or epochs (3 epochs)"
 POSITIVE = "expected a positive number of optimizer steps (1000) or epochs (3 epochs)"
 DURATION = "expected a number of optimizer steps (200), a share of the run (10%) or epochs (1 epoch)"
-TOP = "checkpoint, data, eval, logging, mesh, model, models, output_dir, plugin, predict, seed, sharding, train"
+TOP = (
+    "adapter, checkpoint, data, eval, logging, mesh, model, models, output_dir, plugin, predict, seed, sharding, train"
+)
 
 
 @pytest.mark.parametrize(

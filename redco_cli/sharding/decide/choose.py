@@ -63,7 +63,7 @@ def leading(dim: Dim, ways: int, forbidden: frozenset[Axis]) -> dict[Axis, int] 
     taken: dict[Axis, int] = {}
     left = ways
     for axis in dim:
-        if axis in forbidden or axis.layer:
+        if axis in forbidden or axis.layer or axis.whole:
             return None
         share = math.gcd(axis.size, left)
         if share < left and share < axis.size:  # a part would hold an uneven share of the next factor

@@ -108,7 +108,7 @@ def _fused(
     for place, dim in enumerate(parameter.dims):
         behind = [i for i, axis in enumerate(dim) if axis in taken]
         divides = parameter.shape[place] % tensor == 0
-        if behind and behind[0] > 0 and divides and not any(axis.layer for axis in dim):
+        if behind and behind[0] > 0 and divides and not any(axis.layer or axis.whole for axis in dim):
             split = _with(((),) * len(parameter.shape), place, TENSOR)
             parts, what = math.prod(axis.size for axis in dim[: behind[0]]), _called(dim[behind[0]], reading)
             reason = f"{parts} projections of {dim[behind[0]].size} {what} in one: contiguous blocks, moved where cut"
@@ -192,7 +192,8 @@ def _left_over(reading: Reading, layouts: Sequence[Layout], decided: Sequence[bo
         for i in alike:
             parameter, layers = parameters[i], parameters[i].layers()
             per_layer = size // math.prod(s for s, layer in zip(parameter.shape, layers, strict=True) if layer)
-            places = [p for p, s in enumerate(parameter.shape) if s % tensor == 0 and not layers[p]]
+            bound = parameter.indivisible()
+            places = [p for p, s in enumerate(parameter.shape) if s % tensor == 0 and not bound[p]]
             if decided[i] or not places or parameter.is_vector or (per_layer < SMALL and enough):
                 continue
             left -= size
@@ -213,7 +214,7 @@ def _stored(parameter: Parameter, layout: Layout, place: int, reading: Reading) 
 
 def _over_fsdp(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Layout:
     """The largest dim that divides, a free one if there is one; vectors stay whole."""
-    layers = parameter.layers()
+    bound = parameter.indivisible()
     if sizes[FSDP] == 1 or parameter.is_vector:
         return layout
     for free in (True, False):
@@ -221,7 +222,7 @@ def _over_fsdp(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -
         places = [
             place
             for place, size in enumerate(parameter.shape)
-            if size % ways == 0 and not layers[place] and (not layout.stored[place]) == free
+            if size % ways == 0 and not bound[place] and (not layout.stored[place]) == free
         ]
         if places:
             place = max(places, key=lambda place: parameter.shape[place])

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.ownership import owners
-from redco_cli.sharding.program import indexing, primitives  # noqa: F401  the rules register themselves
+from redco_cli.sharding.program import indexing, marks, primitives  # noqa: F401  the rules register themselves
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, Value
 from redco_cli.sharding.program.walk import Walk
 
@@ -53,6 +53,10 @@ class Parameter:
     def layers(self) -> tuple[bool, ...]:
         """For each dim whether a loop runs over it."""
         return tuple(any(axis.layer for axis in dim) for dim in self.dims)
+
+    def indivisible(self) -> tuple[bool, ...]:
+        """For each dim whether it must not be split: a loop runs over it, or the program says so."""
+        return tuple(any(axis.layer or axis.whole for axis in dim) for dim in self.dims)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from redco_cli.errors import ModelError, PluginError, StorageError
-from redco_cli.models.several import section_of
+from redco_cli.models.several import MAIN, never_updated, place_of_model, section_of
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
@@ -36,24 +36,27 @@ def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> Loa
         StorageError: there is no such checkpoint.
     """
     recipe = loaded.recipe
-    names = [name for name, one in recipe.models.items() if one.frozen and section_of(recipe, name).params is not None]
+    names = [name for name in never_updated(recipe) if section_of(recipe, name).params is not None]
     if not names:
         return loaded
     found = find_initial_checkpoints(loaded, names) if before is None else {}
-    models = dict(recipe.models)
+    pinned_sections: dict[str, Any] = {}
     for name in names:
         params = find_params(section_of(recipe, name).params or "", loaded.directory)
         if before is None:
             pinned = found[name].checkpoints.directory / f"checkpoint-{found[name].step}"
         else:
-            pinned = Path(before.get("models", {}).get(name, {}).get("params") or params)
+            known = before.get("model", {}) if name == MAIN else before.get("models", {}).get(name, {})
+            pinned = Path(known.get("params") or params)
         if pinned not in (params, params / pinned.name):
             continue  # another one is asked for: what is compared with the recipe, or with the digest, tells
         if not pinned.is_dir():
             problem = f"{shown(pinned)}, with which the run was trained, is gone"
-            raise StorageError(loaded.where(f"models.{name}.params"), problem, "restore it from a copy")
-        models[name] = models[name].model_copy(update={"params": str(pinned)})
-    return replace(loaded, recipe=recipe.model_copy(update={"models": models}))
+            raise StorageError(place_of_model(name, loaded.where)("model.params"), problem, "restore it from a copy")
+        section = recipe.model if name == MAIN else recipe.models[name]
+        pinned_sections[name] = section.model_copy(update={"params": str(pinned)})
+    changed = {"model": pinned_sections.pop(MAIN, recipe.model), "models": {**recipe.models, **pinned_sections}}
+    return replace(loaded, recipe=recipe.model_copy(update=changed))
 
 
 def digests(constants: Mapping[str, Params], mesh: Mesh) -> dict[str, str]:
@@ -102,7 +105,9 @@ def refuse_others(
     for name, digest in found.items():
         if known.get(name, digest) != digest:
             problem = f"its parameters are not those that {checkpoint} was trained with"
-            raise ModelError(where(f"models.{name}"), problem, "restore its weights, or choose another output_dir")
+            raise ModelError(
+                place_of_model(name, where)("model"), problem, "restore its weights, or choose another output_dir"
+            )
 
 
 def refuse_new_constants(params: Params, known: Mapping[str, str], mesh: Mesh, file: str) -> None:

@@ -7,14 +7,17 @@ optimizer state, step and data begin anew.
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from redco_cli.adapters.attach import adapter_in
+from redco_cli.adapters.model import ADAPTER
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import check_initial, initial_params
@@ -163,13 +166,29 @@ def load_initial_params(
     for name in members_of(job.model):
         places = placement.params[name] if several else placement.params
         params[name], new = _load_model(job, name, places, _given(job, name, initial))
+        if name == MAIN and job.recipe.adapter is not None:
+            _refuse_fresh(job, new)
         fresh += [f"{name}/{path}" if several else path for path in new]
+    adapter = adapter_in(job.model)
+    if adapter is not None:
+        begin = jax.jit(adapter.begun, out_shardings=placement.params[ADAPTER])
+        params[ADAPTER] = begin(params[MAIN], params[ADAPTER])
     return params if several else params[MAIN], tuple(fresh)
+
+
+def _refuse_fresh(job: Job, fresh: Sequence[str]) -> None:
+    """Refuses a new head beside an adapter: what is not updated would stay random."""
+    left = [path for path in fresh if path not in members_of(job.model)[ADAPTER].saved]
+    if left:
+        problem = f"the weights of {job.recipe.model.name} have no {', '.join(left[:_NAMED])}, which would stay random"
+        named = ", ".join(re.escape(path) for path in left[:_NAMED])
+        raise ModelError(job.where("adapter.modules_to_save"), problem, f"train it: adapter.modules_to_save: [{named}]")
 
 
 def _given(job: Job, name: str, initial: Mapping[str, InitialCheckpoint]) -> InitialCheckpoint | None:
     """Where a model begins: modules that only the plugin names begin with what `model.params` has under their names."""
-    return initial.get(name, None if name in job.recipe.models else initial.get(MAIN))
+    inherits = name not in job.recipe.models and name != ADAPTER
+    return initial.get(name, initial.get(MAIN) if inherits else None)
 
 
 def load_constants(job: Job, placement: Placement) -> Params:

@@ -1,0 +1,85 @@
+"""An adapter among the models of a run, and the plugin's functions computed with it.
+
+The plugin sees its model's parameters as without an adapter: it is put into what the plugin computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from redco_cli.adapters.low_rank import adapting
+from redco_cli.adapters.model import ADAPTER, Adapter, adapter_of
+from redco_cli.errors import RecipeError
+from redco_cli.models.several import MAIN, Models, constant_of, members_of, without
+from redco_cli.plugin.contract import Params
+from redco_cli.plugin.state import Variables
+from redco_cli.recipe.schema import Recipe
+
+
+def with_adapter(model: Any, recipe: Recipe, where: Callable[[str], str]) -> Any:
+    """The models of a run with the adapter that its recipe asks for; unchanged where it asks for none.
+
+    Args:
+        model: of the run, or several.
+        recipe: with its `adapter`.
+        where: dotted recipe key to its place.
+
+    Raises:
+        RecipeError: there is no model to adapt, or it has no such weights.
+    """
+    section, members = recipe.adapter, members_of(model)
+    if section is None:
+        return model
+    if MAIN not in members:
+        problem = f"it adapts the model {MAIN}, but build_model returns {', '.join(members)}"
+        raise RecipeError(where("adapter"), problem, f"call the one that it adapts {MAIN}")
+    adapter = adapter_of(members[MAIN], section, where)
+    dtype = recipe.model.dtype if section.base_dtype == "auto" else section.base_dtype
+    return Models({**members, ADAPTER: adapter}, {MAIN: dtype, **constant_of(model)})
+
+
+def adapter_in(model: Any) -> Adapter | None:
+    """The adapter among the models of a run."""
+    found: Adapter | None = members_of(model).get(ADAPTER)
+    return found
+
+
+def merged_params(model: Any, params: Params) -> Params:
+    """The parameters of the model that an adapter was trained for, merged with it; in the types of the model."""
+    adapter = adapter_in(model)
+    assert adapter is not None
+    merged = jax.jit(adapter.merged)(params[MAIN], params[ADAPTER])
+    return jax.tree.map(lambda leaf, wanted: leaf.astype(wanted.dtype), merged, members_of(model)[MAIN].abstract)
+
+
+def computed(model: Any, function: Callable[..., Any], variables: Variables, *others: Any, dropout: Any = None) -> Any:
+    """What a function of (variables, *others) computes of parameters as the plugin sees them.
+
+    Args:
+        model: of the run, or several.
+        function: any that JAX can trace.
+        variables: those of the run.
+        others: arrays.
+        dropout: the random key of the adapter's dropout; None where nothing is dropped.
+    """
+    adapter = adapter_in(model)
+    if adapter is None:
+        return function(variables, *others)
+    rest = without(variables.params, {ADAPTER})
+    alone = list(rest) == [MAIN]
+    prefix = "" if alone else f"{MAIN}/"
+
+    def plain(params: Any, state: Any, step: Any, *others: Any) -> Any:
+        return function(Variables(params, state, step), *others)
+
+    adapted = adapting(plain, {f"{prefix}{path}": how for path, how in adapter.adapters.items()})
+    factors = {f"{prefix}{path}": one for path, one in adapter.factors(variables.params[ADAPTER]).items()}
+    key = None if dropout is None else jax.random.fold_in(dropout, _STREAM)
+    return adapted(rest[MAIN] if alone else rest, factors, key, variables.state, variables.step, *others)
+
+
+_STREAM = 0x61646170
+"""Keeps the adapter's dropout apart from what a plugin draws from the same key."""

@@ -1,0 +1,36 @@
+"""What a program says of its own arrays, beyond what it computes with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.ad_checkpoint import checkpoint_name
+
+from redco_cli.sharding.axes import factors
+from redco_cli.sharding.program.events import Value
+from redco_cli.sharding.program.walk import Walk, rule, viewed
+
+_WHOLE = "redco: whole dim "
+
+
+def keep_whole(x: Any, dim: int) -> Any:
+    """The same array, with one dim marked as one that is never split: a rank, of which a part says nothing.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from redco_cli.sharding.program.reading import read
+    >>> a, b = jnp.zeros((8, 4)), jnp.zeros((4, 8))
+    >>> loss = lambda params, batch: (batch["x"] @ keep_whole(params["a"], 1) @ params["b"]).sum()
+    >>> [[axis.whole for axis in dim] for dim in read(loss, {"a": a, "b": b}, {"x": a.T}).parameters[0].dims]
+    [[False], [True]]
+    """
+    return checkpoint_name(x, f"{_WHOLE}{dim % x.ndim}")
+
+
+@rule("name")
+def _name(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    (operand,) = operands
+    name = equation.params["name"]
+    if name.startswith(_WHOLE):
+        for axis in factors(operand.dims[int(name.removeprefix(_WHOLE))]):
+            axis.whole = True
+    return [viewed(operand, operand.dims)]

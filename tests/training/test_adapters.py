@@ -1,0 +1,140 @@
+"""Runs that train an adapter: what is updated, saved and continued, and that meshes and cuts change nothing."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from redco_cli import load_model
+from redco_cli.errors import ModelError, RecipeError
+from redco_cli.run import predict, train
+from redco_cli.training.records.metrics import read_records
+from tests.training.tiny import final_state
+
+CUBE = "mesh={data: 2, fsdp: 2, tensor: 2}"
+RECIPE = """
+model: {name: base, tokenizer: byte}
+adapter: {rank: 4}
+data:
+  train: {path: json, data_files: train.jsonl}
+  eval: {path: json, data_files: train.jsonl, limit: 7}
+  max_length: 16
+plugin: {module: causal_lm}
+train: {global_batch_size: 8, micro_batch_size: 8, steps: 6, learning_rate: 1e-2, schedule: constant, warmup: 0}
+eval: {every: 3, predict: false, at_start: false}
+predict: {generation: {max_new_tokens: 3}}
+logging: {every: 1, plot: false}
+mesh: {data: 1}
+output_dir: run
+"""
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path, monkeypatch):
+    """A recipe, its data, and the weights of a small Llama as PyTorch saves them."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, num_key_value_heads=2, vocab_size=260, eos_token_id=257)
+    LlamaForCausalLM(config).save_pretrained("base")
+    Path("recipe.yaml").write_text(RECIPE)
+    texts = [{"text": "abcxyz"[number % 6] * (number * 7 % 15 + 2)} for number in range(40)]
+    Path("train.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    return tmp_path
+
+
+def losses(run):
+    return [row["loss"] for row in read_records(Path(run) / "metrics.jsonl") if row["kind"] == "train"]
+
+
+@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow)])
+def test_every_mesh_and_cut_trains_the_same(kind):
+    train("recipe.yaml", [f"adapter.type={kind}", "output_dir=one"])
+    train("recipe.yaml", [f"adapter.type={kind}", CUBE, "train.micro_batch_size=4", "output_dir=cube"])
+    assert losses("one")[0] > losses("one")[-1]
+    np.testing.assert_allclose(losses("cube"), losses("one"), rtol=1e-5)
+    plan = json.loads(Path("cube/sharding.json").read_text())["parameters"]
+    rows = {row["path"]: row["spec"] for row in plan}
+    name = "layers/attention/q/kernel"
+    assert rows[f"adapter/{name}/A"][-1:] != ["tensor"]
+    assert rows[f"adapter/{name}/B"][-1] == "tensor+fsdp"
+    assert all(rows[f"adapter/{path}/A"][2:] == [] for path in (name, "layers/mlp/down/kernel"))
+
+
+def test_a_checkpoint_holds_the_adapter_and_not_its_base():
+    train("recipe.yaml", ["adapter={rank: 2, targets: ['.*/(q|v)/kernel']}"])
+    parameters = {path for path in final_state("run", 6) if path.startswith("['params']")}
+    paths = [f"['params']['adapter']['layers']['attention']['{name}']['kernel']" for name in "qv"]
+    assert parameters == {f"{path}['{factor}']" for path in paths for factor in "AB"}
+    base = load_model("base")[1]
+    params = load_model("run")[1]
+    same = jax.tree.map(lambda one, other: bool((one == other).all()), base, params)
+    flat = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): one for path, one in jax.tree.leaves_with_path(same)
+    }
+    changed = {path for path, one in flat.items() if not one}
+    assert changed == {"layers/attention/q/kernel", "layers/attention/v/kernel"}
+
+
+@pytest.mark.parametrize("setting", ["adapter.dropout=0.3", pytest.param("adapter.type=dora", marks=pytest.mark.slow)])
+def test_a_run_that_is_continued_ends_as_if_it_had_not_stopped(setting):
+    train("recipe.yaml", [setting, "output_dir=whole"])
+    train("recipe.yaml", [setting, "train.steps=3"])
+    train("recipe.yaml", [setting])
+    assert losses("run") == losses("whole")
+    one, other = (predict(run, output=f"{run}.jsonl").read_text() for run in ("run", "whole"))
+    assert one == other
+
+
+def test_another_base_is_refused():
+    train("recipe.yaml", ["train.steps=3"])
+    torch.manual_seed(1)
+    LlamaForCausalLM(LlamaForCausalLM.from_pretrained("base").config).save_pretrained("base")
+    with pytest.raises(ModelError, match=r"its parameters are not those that .*checkpoint-3 was trained with"):
+        train("recipe.yaml")
+    with pytest.raises(ModelError, match="its parameters are not those that"):
+        predict("run", output="predictions.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("adapter.targets=[q_proj]", "'q_proj' matches no parameter path"),
+        ("adapter.targets=[mlp]", "did you mean .*mlp.*? it must match whole paths"),
+        ("adapter.targets=['.*norm/scale']", "only products with activations and lookups can carry an adapter"),
+        ("adapter={type: dora, targets: [embedding]}", "a table of which rows are looked up, which DoRA does not know"),
+        ("adapter.rank_pattern={mlp/x: 3}", "adapter.rank_pattern"),
+        ("adapter.targets=[]", "an empty list adapts nothing"),
+        ("adapter.rank=0", "adapter.rank"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(override, problem):
+    with pytest.raises(RecipeError) as refused:
+        train("recipe.yaml", [override])
+    assert problem in str(refused.value)
+
+
+def test_a_reference_is_the_model_without_its_adapter():
+    plugin = """
+from redco_cli.plugin.parts import builtin
+base = builtin("causal_lm")
+encode_fn, collate_fn, predict_fn, output_fn, Options = (
+    base.encode_fn, base.collate_fn, base.predict_fn, base.output_fn, base.Options)
+def loss_fn(ctx, params, batch, rng, train):
+    own = ctx.model.next_token_loss(params, **batch, rng=rng, train=train)
+    other = ctx.model.next_token_loss(ctx.reference(params), **batch, rng=rng, train=train)
+    own.metrics["reference"] = other.sum
+    return own
+"""
+    Path("plugin.py").write_text(plugin)
+    train("recipe.yaml", ["plugin.module=plugin.py", "data.packing=false", "train.global_batch_size=40"])
+    rows = [row for row in read_records(Path("run/metrics.jsonl")) if row["kind"] == "train"]
+    np.testing.assert_allclose([row["reference"] for row in rows], rows[0]["reference"], rtol=1e-5)
+    assert rows[0]["loss"] == pytest.approx(rows[0]["reference"], rel=1e-6)
+    assert rows[-1]["loss"] < rows[-1]["reference"]
+    with pytest.raises(Exception, match=r"ctx.reference was called, but the recipe has no adapter"):
+        train("recipe.yaml", ["plugin.module=plugin.py", "adapter=null", "output_dir=other"])
