@@ -123,7 +123,7 @@ CASES = {
             "(max_position_embeddings)\n"
             "  -> make sequences shorter: data.max_length, predict.generation.max_new_tokens"
         ),
-        overrides=["data.max_length=64", "data.packing=false"],
+        overrides=["data.max_length=64", "data.packing=false", "data.buckets=false"],
     ),
     "outputs longer than its positions": Case(
         (

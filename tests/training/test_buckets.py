@@ -13,7 +13,7 @@ import pytest
 
 from redco_cli import predict, train
 from redco_cli.data.loader import order
-from redco_cli.encoding import refuse_unencoded
+from redco_cli.encoding.rows import refuse_unencoded
 from redco_cli.errors import RecipeError
 from redco_cli.prediction import predictor
 from redco_cli.recipe.data import DataSection

@@ -157,6 +157,7 @@ train("recipe.yaml", ["output_dir=live", "train.steps=100000", "checkpoint.every
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore:coroutine '_read_array:RuntimeWarning")  # each test has filters of its own
 @pytest.mark.usefixtures("run")
 def test_readers_of_a_run_that_saves_all_the_time() -> None:
     with subprocess.Popen([sys.executable, "-c", LIVE], stderr=subprocess.DEVNULL) as live:

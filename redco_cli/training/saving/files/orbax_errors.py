@@ -32,7 +32,8 @@ def mute_orbax() -> None:
         from orbax.checkpoint._src.serialization import tensorstore_utils
 
         tensorstore_utils.get_tensorstore_raw_bytes = lambda *_, **__: 0
-    warnings.filterwarnings("ignore", r"coroutine 'async_serialize", RuntimeWarning)  # what a failed save gave up
+    # what a failed save gave up, and the reading of a checkpoint that was deleted meanwhile
+    warnings.filterwarnings("ignore", r"coroutine '(async_serialize|_read_array)", RuntimeWarning)
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     report = sys.unraisablehook
