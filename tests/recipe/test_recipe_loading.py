@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 
 from redco_cli.errors import EXIT_FAILED, EXIT_USAGE, RecipeError, UsageError
 from redco_cli.recipe.load import find_run, load_recipe, load_run, resolved_yaml
+from redco_cli.recipe.schema import Recipe
 from redco_cli.recipe.shipped import find_recipe, shipped_plugins, shipped_recipes
 
 BASE = "plugin: {module: causal_lm}\noutput_dir: runs/x\n"
-TOP = "checkpoint, data, eval, logging, mesh, model, models, output_dir, plugin, predict, seed, sharding, train"
+TOP = ", ".join(sorted(Recipe.model_fields))
 LENGTH = "expected a number of optimizer steps (1000) or epochs (3 epochs)"
 STEPS = "train.steps: Length of the run: optimizer steps or epochs."
 SHIPPED = ", ".join(shipped_recipes())

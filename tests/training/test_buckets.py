@@ -151,7 +151,7 @@ def test_lengths_need_an_encode_fn():
     job = SimpleNamespace(data=data)
     plugin = SimpleNamespace(encode_fn=None, file="own.py")
     with pytest.raises(RecipeError) as refused:
-        refuse_unencoded(job, plugin, {}, None, lambda key: f"recipe.yaml:7: {key}")
+        refuse_unencoded(job, plugin, {}, lambda key: f"recipe.yaml:7: {key}")
     assert str(refused.value) == (
         "recipe.yaml:7: data.buckets: (32,) given, but own.py has no encode_fn, and pads and cuts by itself\n"
         "  -> leave it out, or define encode_fn(ctx, example) in the plugin"
