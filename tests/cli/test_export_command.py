@@ -132,7 +132,7 @@ def loaded(kind: Any, directory: str) -> Any:
 @pytest.mark.parametrize(
     ("family", "implementation", "dtype"),
     [
-        ("llama", "decoder", torch.bfloat16),
+        pytest.param("llama", "decoder", torch.bfloat16, marks=pytest.mark.slow),
         pytest.param("gpt2", "hf_flax", torch.float16, marks=pytest.mark.slow),
         pytest.param("llama", "hf_flax", torch.bfloat16, marks=pytest.mark.slow),
         pytest.param("gpt2", "decoder", torch.float32, marks=pytest.mark.slow),

@@ -80,7 +80,8 @@ def test_a_checkpoint_holds_the_adapter_and_not_its_base():
     assert changed == {"layers/attention/q/kernel", "layers/attention/v/kernel"}
 
 
-@pytest.mark.parametrize("setting", ["adapter.dropout=0.3", pytest.param("adapter.type=dora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["adapter.dropout=0.3", "adapter.type=dora"])
 def test_a_run_that_is_continued_ends_as_if_it_had_not_stopped(setting):
     train("recipe.yaml", [setting, "output_dir=whole"])
     train("recipe.yaml", [setting, "train.steps=3"])

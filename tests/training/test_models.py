@@ -224,6 +224,7 @@ def test_a_teacher_may_be_smaller_in_memory():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_a_second_model_may_be_trained_too():
     train("recipe.yaml", ["models={teacher: {params: teacher, frozen: false}}", "mesh.data=1", "eval.predict=false"])

@@ -32,8 +32,9 @@ def rates(run: str) -> list[float]:
     return [row["learning_rate"] for row in recorded(run) if row["kind"] == "train"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("schedule", ["constant", pytest.param("inverse_sqrt", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("schedule", ["constant", "inverse_sqrt"])
 def test_a_finished_run_goes_on_as_if_its_length_had_been_asked_for_at_once(
     schedule: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
