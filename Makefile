@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # A worker for each core, up to eight, and one that works while others wait for processes of theirs; what a worker has
 # left over, one that is done takes from its end.
-WORKERS = $(shell $(BIN)/python -c "import os; print(min(len(os.sched_getaffinity(0)), 8) + 1)")
+WORKERS = $(shell $(BIN)/python -c "import os; print(min(os.cpu_count(), 8) + 1)")
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help

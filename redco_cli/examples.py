@@ -91,7 +91,7 @@ def _without_eval(loaded: LoadedRecipe, plugin: LoadedPlugin, wholes: Mapping[st
             raise DataError(loaded.where("data.eval"), f"{problem}have no length", remedy)
         rest, out = Part.whole(examples).split(wanted)
         if not len(rest.numbers):
-            problem = f"{loaded.recipe.data.eval} given, but {key} has only {len(examples)} examples"
+            problem = f"{loaded.recipe.data.eval} given, but {key} has {len(examples)} in all"
             raise DataError(loaded.where("data.eval"), f"{problem}: none is left to train on", "hold out fewer")
         kept.append(_weighed(loaded, key, rest))
         held.append(out)

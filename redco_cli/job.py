@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from redco_cli.adapters.attach import computed, with_adapter
-from redco_cli.adapters.model import ADAPTER
+from redco_cli.adapters.attach import computed, seen_models, with_adapter
 from redco_cli.data.batch import check_batch
 from redco_cli.data.collate import collated
 from redco_cli.data.encoded.buckets import LENGTHS, Buckets, buckets_of
@@ -26,7 +25,7 @@ from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.decoder.model import calls_with_segments
 from redco_cli.models.own_module import own_model
 from redco_cli.models.resolve import resolve_model
-from redco_cli.models.several import MAIN, assembled, constant_of, members_of, without
+from redco_cli.models.several import MAIN, assembled, constant_of, without
 from redco_cli.plugin.calls import call_loss, call_predict, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.guard import guarded
@@ -34,7 +33,7 @@ from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with
 from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.recipe.schema import OtherModelSection, Recipe
+from redco_cli.recipe.schema import Recipe
 
 PROBED_EXAMPLES = 8
 """How many examples make the batch that proves a plugin: enough to tell the batch dim from others."""
@@ -77,13 +76,13 @@ class Job:
 
     def context(self, stage: Stage) -> Context:
         """What the plugin's functions are told, those apart that compute with `Variables`."""
-        models = {} if self.model is None else without(members_of(self.model), {ADAPTER})
+        models = {} if self.model is None else seen_models(self.model)
         return Context(models.get(MAIN), self.tokenizer, self.plugin.options, self.recipe, stage, models=models)
 
-    def with_models(self, sections: Mapping[str, OtherModelSection]) -> Job:
-        """The same with another `models` section, of the same models."""
-        changed = self.recipe.model_copy(update={"models": dict(sections)})
-        return replace(self, loaded=replace(self.loaded, recipe=changed))
+    def with_pinned(self, pinned: Recipe) -> Job:
+        """The same with the sections of another recipe that say where the same models begin."""
+        changed = {name: getattr(pinned, name) for name in ("model", "models", "adapter")}
+        return replace(self, loaded=replace(self.loaded, recipe=self.recipe.model_copy(update=changed)))
 
     def collate(self, stage: Stage) -> Collate:
         """The plugin's `collate_fn` for a stage."""

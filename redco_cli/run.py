@@ -67,7 +67,7 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
 def _train(loaded: LoadedRecipe, job: Job, placement: Placement, began: float) -> TrainResult:
     """Trains a job whose output directory is this run's alone."""
     start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where), Identity(job))
-    job, updates = job.with_models(start.models), plan_updates(job, timeline)
+    job, updates = job.with_pinned(start.pinned), plan_updates(job, timeline)
     if outcome := finished(start, job, timeline):
         return outcome
     if start.source is None:

@@ -84,7 +84,7 @@ def load_model(
         DeviceError: the parameters cannot be split over the mesh.
     """
     if adapter is not None:
-        base, params = load_model(name_or_path, mesh=mesh, dtype=dtype, implementation=implementation)
+        base, params = load_model(name_or_path, mesh=mesh, dtype=dtype, implementation=implementation, model=model)
         return base, merged_with(Path(adapter), base, params)
     path = Path(name_or_path)
 
@@ -227,14 +227,14 @@ def export(
     else:
         job = _own_job(loaded, stored_shapes(loaded, directory, checkpoint))
     chosen, section = _member(job.model, model, "--model"), section_of(loaded.recipe, model)
-    alone = _adapter_alone(job, model) if adapter else None
+    alone = _adapter_alone(job, model, dtype) if adapter else None
     placement = _spread(job)
     with explaining_out_of_memory(job, placement, "export"):
         variables, origin = trained_variables(job, placement, directory, checkpoint)
         note(f"exporting the parameters of {origin}")
         params = variables.using(job.recipe.predict.use).params
         if alone is not None:
-            return alone(params, Path(output), name=section.name or section.params)
+            return alone(params, Path(output), name=section.params or section.name)
         if job.recipe.adapter is not None and model == MAIN:
             params = merged_params(job.model, params)
         else:
@@ -256,8 +256,10 @@ def export(
         )
 
 
-def _adapter_alone(job: Job, model: str) -> Callable[..., Exported]:
+def _adapter_alone(job: Job, model: str, dtype: Dtype | None) -> Callable[..., Exported]:
     """Writes the adapter of a model, given all parameters, a directory, and the name of the model."""
+    if dtype is not None:
+        raise UsageError("--dtype", f"{dtype} given, but adapters are written in float32", "leave it out")
     adapter, chosen = adapter_in(job.model), _member(job.model, model, "--model")
     if adapter is None or model != MAIN or isinstance(chosen, ModuleModel):
         problem = f"{model} has no adapter" if adapter is None else f"PEFT has no form for {model}"

@@ -36,23 +36,38 @@ def with_adapter(model: Any, recipe: Recipe, where: Callable[[str], str]) -> Any
     if MAIN not in members:
         problem = f"it adapts the model {MAIN}, but build_model returns {', '.join(members)}"
         raise RecipeError(where("adapter"), problem, f"call the one that it adapts {MAIN}")
+    if ADAPTER in members:
+        problem = f"build_model returns a module called {ADAPTER}, which is the name of the adapter itself"
+        raise RecipeError(where("adapter"), problem, "give the module another name")
     adapter = adapter_of(members[MAIN], section, where)
     dtype = recipe.model.dtype if section.base_dtype == "auto" else section.base_dtype
-    return Models({**members, ADAPTER: adapter}, {MAIN: dtype, **constant_of(model)})
+    constant = {MAIN: dtype, **constant_of(model)}
+    return Models({**members, ADAPTER: adapter}, constant, is_named=isinstance(model, Models))
 
 
 def adapter_in(model: Any) -> Adapter | None:
     """The adapter among the models of a run."""
-    found: Adapter | None = members_of(model).get(ADAPTER)
-    return found
+    found = members_of(model).get(ADAPTER)
+    return found if isinstance(found, Adapter) else None
+
+
+def seen_models(model: Any) -> dict[str, Any]:
+    """The models of a run by name, as a plugin sees them."""
+    members = dict(members_of(model))
+    return members if adapter_in(model) is None else without(members, {ADAPTER})
 
 
 def merged_params(model: Any, params: Params) -> Params:
     """The parameters of the model that an adapter was trained for, merged with it; in the types of the model."""
     adapter = adapter_in(model)
     assert adapter is not None
-    merged = jax.jit(adapter.merged)(params[MAIN], params[ADAPTER])
-    return jax.tree.map(lambda leaf, wanted: leaf.astype(wanted.dtype), merged, members_of(model)[MAIN].abstract)
+    abstract = members_of(model)[MAIN].abstract
+
+    def merge(base: Params, own: Params) -> Params:
+        wide = jax.tree.map(lambda leaf, wanted: leaf.astype(wanted.dtype), base, abstract)
+        return adapter.merged(wide, own)
+
+    return jax.jit(merge)(params[MAIN], params[ADAPTER])
 
 
 def computed(model: Any, function: Callable[..., Any], variables: Variables, *others: Any, dropout: Any = None) -> Any:
@@ -69,7 +84,7 @@ def computed(model: Any, function: Callable[..., Any], variables: Variables, *ot
     if adapter is None:
         return function(variables, *others)
     rest = without(variables.params, {ADAPTER})
-    alone = list(rest) == [MAIN]
+    alone = not model.is_named
     prefix = "" if alone else f"{MAIN}/"
 
     def plain(params: Any, state: Any, step: Any, *others: Any) -> Any:

@@ -22,30 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from redco_cli.adapters.uses import Use, is_lookup, product_of
+from redco_cli.adapters.merging import LowRank, column_norms
+from redco_cli.adapters.uses import is_lookup, product_of
 from redco_cli.errors import ModelError
 from redco_cli.plugin.contract import ADAPTER_OFF, Params
 from redco_cli.sharding.program.marks import keep_whole
 from redco_cli.sharding.program.rewrite import bind, rewritten
 
 Array = Any
-_TINY = 1e-38
-"""Least square of a norm, so that a weight of zeros divides nothing by zero."""
-
-
-@dataclass(frozen=True)
-class LowRank:
-    """How one weight is adapted.
-
-    Attributes:
-        rank: r.
-        scale: s.
-        dropout: the share of the path's input that is dropped in training, 0 to 1.
-    """
-
-    rank: int
-    scale: float
-    dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -132,6 +116,8 @@ class _Adapting:
             return [operands[0].arrays["base"] if equation.params["name"] == ADAPTER_OFF else operands[0]]
         operands = [x.array() if isinstance(x, _Replaced) else x for x in operands]
         adapted = [number for number, operand in enumerate(operands) if isinstance(operand, _Adapted)]
+        if not adapted and equation.primitive.name == "name" and equation.params["name"] == ADAPTER_OFF:
+            return operands  # a weight without an adapter, which is gathered where it is used
         if not adapted:
             return bind(equation, operands)
         name, weight = equation.primitive.name, operands[adapted[0]]
@@ -150,11 +136,11 @@ def _multiplied(equation: Any, adapted: _Adapted, x: Array, position: int) -> Ar
     weight, a, b = (arrays[name] for name in ("weight", "A", "B"))
     dropped = _dropped(x, arrays.get("key"), adapted.how.dropout)
     magnitude = arrays.get("magnitude")
-    seen = dropped if magnitude is not None else x  # as PEFT: DoRA scales what both paths make of the same input
-    own = bind(equation, [weight, seen] if position == 0 else [seen, weight])[0]
+    own = bind(equation, [weight, x] if position == 0 else [x, weight])[0]
     experts, inputs, outputs = (
         [weight.shape[dim] for dim in dims] for dims in (product.experts[0], product.inputs[0], product.outputs)
     )
+    _check_fits(adapted, (*experts, math.prod(inputs)), math.prod(outputs), "a product of other dims")
     first = len(experts)
     down = jax.lax.dot_general(
         dropped,
@@ -173,9 +159,9 @@ def _multiplied(equation: Any, adapted: _Adapted, x: Array, position: int) -> Ar
     if position == 0:  # the weight's dims come before the activation's
         moved = [*range(first), *range(first + free, path.ndim), *range(first, first + free)]
         path = path.transpose(moved)
-    result = own + (adapted.how.scale * path).astype(own.dtype)
+    path = (adapted.how.scale * path).astype(own.dtype)
     if magnitude is None:
-        return result
+        return own + path
     order = (*product.experts[0], *product.inputs[0], *product.outputs)
     flat = weight.transpose(order).reshape(*experts, math.prod(inputs), math.prod(outputs))
     factor = (magnitude / column_norms(flat, a, b, adapted.how.scale)).reshape(*experts, *outputs)
@@ -183,54 +169,29 @@ def _multiplied(equation: Any, adapted: _Adapted, x: Array, position: int) -> Ar
     spread = [*factor.shape[:first], *([1] * free), *factor.shape[first:]]
     if position == 0:
         spread = [*factor.shape, *([1] * free)]
-    return result * factor.reshape(spread).astype(result.dtype)
+    factor = factor.reshape(spread).astype(own.dtype)
+    if dropped is x:
+        return factor * (own + path)
+    # As PEFT (0.21): dropout leaves the weight's own product whole, and is on what DoRA adds to it.
+    again = bind(equation, [weight, dropped] if position == 0 else [dropped, weight])[0]
+    return own + (factor - 1) * again + factor * path
+
+
+def _check_fits(adapted: _Adapted, into: Sequence[int], out: int, use: str) -> None:
+    """Refuses a use unlike the one that the adapter was made for."""
+    if adapted.arrays["A"].shape[:-1] != tuple(into) or adapted.arrays["B"].shape[-1] != out:
+        raise refused(adapted.path, use)
 
 
 def _looked_up(equation: Any, adapted: _Adapted, others: Sequence[Array]) -> Array:
     """W[ids] with its low-rank path."""
     weight, a, b = (adapted.arrays[name] for name in ("weight", "A", "B"))
+    _check_fits(adapted, weight.shape[:1], weight.shape[1], "a lookup of rows")
     (own,) = bind(equation, [weight, *others])
     (indices,) = others
     settings = {name: equation.params[name] for name in ("dimension_numbers", "mode", "fill_value")}
     rows = jax.lax.gather(a.astype(own.dtype), indices, slice_sizes=(1, adapted.how.rank), **settings)
     return own + (adapted.how.scale * (rows @ b.astype(own.dtype))).astype(own.dtype)
-
-
-def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
-    """|W + s·A·B| of each output, float32; nothing is differentiated through it.
-
-    Args:
-        weight: [..., in, out].
-        a: [..., in, r].
-        b: [..., r, out].
-        scale: s.
-    """
-    weight, a, b = (jax.lax.stop_gradient(x).astype(jnp.float32) for x in (weight, a, b))
-    both = jnp.einsum("...ir,...io->...ro", a, weight)
-    squared = jnp.einsum("...ir,...iq->...rq", a, a)
-    mixed = 2 * scale * both + scale**2 * jnp.einsum("...rq,...qo->...ro", squared, b)
-    total = jnp.square(weight).sum(-2) + (b * mixed).sum(-2)
-    return jnp.sqrt(jnp.maximum(total, _TINY))
-
-
-def merged(weight: Array, factors: Mapping[str, Array], how: LowRank, use: Use) -> Array:
-    """A weight that computes alone what it computes with its adapter.
-
-    Args:
-        weight: as it is stored.
-        factors: `A`, `B` and perhaps `magnitude`, as for `adapting`.
-        how: rank and scale.
-        use: of the weight.
-
-    Returns:
-        In shape and type of the weight; computed in float32.
-    """
-    a, b = (factors[name].astype(jnp.float32) for name in ("A", "B"))
-    own = use.matrix(weight.astype(jnp.float32))
-    total = own + how.scale * (a @ b)
-    if "magnitude" in factors:
-        total *= (factors["magnitude"] / column_norms(own, a, b, how.scale))[..., None, :]
-    return use.stored(total, weight.shape).astype(weight.dtype)
 
 
 def _dropped(x: Array, key: Any, rate: float) -> Array:
@@ -279,7 +240,7 @@ def _tracked(
     if path not in factors:
         return weight
     if path not in adapters:
-        return _Replaced({"base": weight, **factors[path]})
+        return _Replaced({"base": weight, "whole": factors[path]["whole"].astype(weight.dtype)})
     how, arrays = adapters[path], {"weight": weight, **factors[path]}
     arrays |= {"A": keep_whole(arrays["A"], -1), "B": keep_whole(arrays["B"], -2)}
     if key is not None and how.dropout:

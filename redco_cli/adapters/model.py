@@ -11,13 +11,14 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from redco_cli.adapters.low_rank import LowRank, column_norms, merged
+from redco_cli.adapters.merging import LowRank, column_norms, merged
 from redco_cli.adapters.uses import Use, uses_of
 from redco_cli.errors import RecipeError
 from redco_cli.models.example_inputs import example_inputs
@@ -41,6 +42,7 @@ class Adapter:
         uses: path of an adapted weight to how the model uses it.
         adapters: the same paths to rank and scale.
         saved: paths of parameters that are trained themselves.
+        layers: path of a parameter of the model to how many of its leading dims count layers, where that is known.
         config: None; the model has one.
         task: None likewise.
         frozen: empty: all of it is trained.
@@ -51,6 +53,7 @@ class Adapter:
     uses: Mapping[str, Use] = field(repr=False)
     adapters: Mapping[str, LowRank]
     saved: tuple[str, ...]
+    layers: Mapping[str, int] = field(default_factory=dict, repr=False)
     config: None = None
     task: None = None
     frozen: tuple[str, ...] = ()
@@ -63,11 +66,12 @@ class Adapter:
     @property
     def stacked(self) -> dict[str, int]:
         """Path to the number of leading dims that count layers or experts."""
-        return {
+        factors = {
             path: len(self.uses[path.rpartition("/")[0]].stack)
             for path in flatten_dict(self.abstract, sep="/")
             if path.rpartition("/")[0] in self.uses
         }
+        return factors | {f"{path}/whole": self.layers[path] for path in self.saved if path in self.layers}
 
     def init(self, rng: Any) -> Params:
         """Parameters with which a model computes what it computes without, once `begun` has seen it. Traceable.
@@ -124,12 +128,18 @@ class Adapter:
 
 def model_uses(model: Any) -> dict[str, list[Use | str]]:
     """How a model uses its parameters, as `uses_of`; told by made-up inputs."""
-    return uses_of(lambda params, inputs: model(params, **inputs), model.abstract, _inputs(model))
+    return uses_of(partial(_called, model), model.abstract, *_inputs(model))
 
 
-def _inputs(model: Any) -> dict[str, jax.ShapeDtypeStruct]:
+def _called(model: Any, params: Params, inputs: Any, kept: Any) -> list[Any]:
+    """What a model makes of inputs; of a module that keeps more than parameters, with what it keeps."""
+    return jax.tree.leaves(model(params, **inputs, **kept))
+
+
+def _inputs(model: Any) -> tuple[Any, Any]:
     inputs = example_inputs(model, _ROWS)
-    return {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in inputs.items()}
+    shapes = {name: jax.ShapeDtypeStruct(array.shape, array.dtype) for name, array in inputs.items()}
+    return shapes, jax.eval_shape(model.init_variables) if getattr(model, "collections", ()) else {}
 
 
 def adapter_of(model: Any, section: AdapterSection, where: Callable[[str], str]) -> Adapter:
@@ -143,24 +153,24 @@ def adapter_of(model: Any, section: AdapterSection, where: Callable[[str], str])
     Raises:
         RecipeError: a pattern matches nothing, or what cannot carry an adapter.
     """
-    shapes, found = _inputs(model), model_uses(model)
+    found = model_uses(model)
     known = list(flatten_dict(model.abstract, sep="/"))
-    chosen = _chosen(model, section, found, known, shapes, where)
+    chosen = _chosen(model, section, found, known, where)
     saved = _matching(section.modules_to_save, known, where("adapter.modules_to_save"))
     chosen = [path for path in chosen if path not in saved]
     if not chosen and not saved:
         problem = "the model has no weight that is multiplied with activations and followed by another"
         raise RecipeError(where("adapter.targets"), problem, f"name some: {_some(known)}")
     uses = {path: _one_use(path, found.get(path, []), section, where) for path in chosen}
-    ranks = _by_path(section.rank_pattern, known, where("adapter.rank_pattern"))
-    alphas = _by_path(section.alpha_pattern, known, where("adapter.alpha_pattern"))
+    ranks = _by_path(section.rank_pattern, chosen, where("adapter.rank_pattern"))
+    alphas = _by_path(section.alpha_pattern, chosen, where("adapter.alpha_pattern"))
     adapters = {}
     for path in chosen:
         rank = ranks.get(path, section.rank)
         alpha = alphas.get(path, 2 * section.rank if section.alpha is None else section.alpha)
         scale = alpha / math.sqrt(rank) if section.rslora else alpha / rank
         adapters[path] = LowRank(rank, scale, section.dropout)
-    return Adapter(section, model.abstract, uses, adapters, tuple(saved))
+    return Adapter(section, model.abstract, uses, adapters, tuple(saved), getattr(model, "stacked", {}))
 
 
 def _chosen(
@@ -168,13 +178,12 @@ def _chosen(
     section: AdapterSection,
     found: Mapping[str, Sequence[Use | str]],
     known: Sequence[str],
-    shapes: Mapping[str, Any],
     where: Callable[[str], str],
 ) -> list[str]:
     """The paths of the weights that are adapted."""
     if isinstance(section.targets, tuple):
         return _matching(section.targets, known, where("adapter.targets"))
-    reading = read(lambda params, inputs: jax.tree.leaves(model(params, **inputs)), model.abstract, shapes)
+    reading = read(partial(_called, model), model.abstract, *_inputs(model))
     last = reading.output_axes | reading.experts
 
     def is_followed(path: str) -> bool:
@@ -185,22 +194,22 @@ def _chosen(
         path
         for path in known
         if found.get(path) and all(isinstance(use, Use) and use.kind == "product" for use in found[path])
-        if len({use.shape for use in found[path] if isinstance(use, Use)}) == 1 and is_followed(path)
+        if len({use.signature for use in found[path] if isinstance(use, Use)}) == 1 and is_followed(path)
     ]
 
 
 def _one_use(path: str, uses: Sequence[Use | str], section: AdapterSection, where: Callable[[str], str]) -> Use:
     """How a weight is used, where that is always the same way and one that can carry an adapter."""
     strange = [use for use in uses if isinstance(use, str)]
-    shapes = {use.shape for use in uses if isinstance(use, Use)}
+    several = {use.signature: use for use in uses if isinstance(use, Use)}
     remedy = "leave it out of adapter.targets; adapter.modules_to_save trains it as it is"
     if not uses:
         raise RecipeError(where("adapter.targets"), f"{path} is not used by the model", "leave it out")
     if strange:
         problem = f"{path} is used by {strange[0]}: only products with activations and lookups can carry an adapter"
         raise RecipeError(where("adapter.targets"), problem, remedy)
-    if len(shapes) > 1:
-        kinds = " and ".join(sorted(f"a {kind} of {inputs} to {outputs}" for kind, _, inputs, outputs in shapes))
+    if len(several) > 1:
+        kinds = " and ".join(sorted(f"a {use.kind} of {use.inputs} to {use.outputs}" for use in several.values()))
         problem = f"{path} is used in several ways ({kinds}), and an adapter fits one"
         raise RecipeError(where("adapter.targets"), problem, remedy)
     use = next(use for use in uses if isinstance(use, Use))
@@ -220,7 +229,7 @@ def _matching(patterns: Sequence[str], known: Sequence[str], where: str) -> list
         if not matches:
             close = [path for path in known if re.search(pattern, path)]
             hint = f"did you mean .*{pattern}.*? it must match whole paths" if close else f"paths are {_some(known)}"
-            raise RecipeError(where, f"{pattern!r} matches no parameter path", hint)
+            raise RecipeError(where, f"{pattern!r} matches no path", hint)
         chosen |= matches
     return [path for path in known if path in chosen]
 

@@ -21,7 +21,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from redco_cli.adapters.low_rank import LowRank
+from redco_cli.adapters.merging import LowRank
 from redco_cli.adapters.model import Adapter, model_uses
 from redco_cli.adapters.uses import Use
 from redco_cli.errors import ModelError
@@ -43,7 +43,16 @@ _KINDS = {
     ".lora_magnitude_vector": "magnitude",
     ".lora_magnitude_vector.weight": "magnitude",
 }
-_UNREAD = ("lora_bias", "layer_replication", "target_parameters", "trainable_token_indices", "use_qalora")
+_UNREAD = (
+    "lora_bias",
+    "layer_replication",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_qalora",
+    "alora_invocation_tokens",
+)
+_OTHER_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin that change the weights beside the adapter."""
 _NAMED = 5
 _TABLE = ".base_layer.weight"
 
@@ -84,8 +93,8 @@ def read_peft(directory: Path, model: Any) -> tuple[Adapter, Params]:
     names = [name for name in modules if _known(name, places) is None] + [name for name in rest if name not in wholes]
     if names:
         more = ", ..." if len(names) > _NAMED else ""
-        problem = f"it adapts {', '.join(names[:_NAMED])}{more}, which this model has not"
-        raise ModelError(str(directory), problem, "give the model that it was trained for, with the same head")
+        problem = f"it holds {', '.join(names[:_NAMED])}{more}, which this model has not, or which is not read for it"
+        raise ModelError(str(directory), problem, "give the model that it was trained for; or merge it with PEFT first")
     parts: dict[str, dict[tuple[int, ...], _Part]] = {}
     for name, tensors in modules.items():
         row, paths, index = places[_known(name, places) or name]
@@ -108,7 +117,7 @@ def read_peft(directory: Path, model: Any) -> tuple[Adapter, Params]:
     dora = bool(config.get("use_dora"))
     section = AdapterSection(
         type="dora" if dora else "lora",
-        rank=max(how.rank for how in adapters.values()),
+        rank=max((how.rank for how in adapters.values()), default=1),
         rslora=bool(config.get("use_rslora")),
         dropout=float(config.get("lora_dropout") or 0.0),
     )
@@ -139,6 +148,9 @@ def _read(directory: Path) -> tuple[dict[str, Any], dict[str, dict[str, Array]],
         raise ModelError(str(directory), f"holds no adapter that can be read: {error}", remedy) from error
     kind = config.get("peft_type") if isinstance(config, Mapping) else None
     strange = [name for name in _UNREAD if isinstance(config, Mapping) and config.get(name)]
+    began = str(config.get("init_lora_weights", "")).lower() if isinstance(config, Mapping) else ""
+    if began.startswith(_OTHER_BASE):
+        strange.append(f"init_lora_weights {began}, which changes the model itself,")
     if kind != "LORA" or strange or config.get("bias", "none") != "none":
         what = f"peft_type {kind}" if kind != "LORA" else ", ".join(strange) or f"bias {config['bias']}"
         raise ModelError(str(directory / CONFIG), f"{what} is not read", "merge it with PEFT, and load the result")

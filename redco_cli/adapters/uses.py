@@ -44,6 +44,14 @@ class Use:
         """What two uses of one weight must have in common."""
         return self.kind, self.stack, self.inputs, self.outputs
 
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """The same, and where each element of the weight stands in its matrix."""
+        order = (*range(self.layers), *(self.layers + dim for dim in self.order))
+        moved = [view for view in self.views if view.primitive.name != "convert_element_type"]
+        views = tuple((view.primitive.name, str(view.params)) for view in moved)
+        return (*self.shape, order, views, self.layers if views else None)
+
     def matrix(self, weight: Any) -> Any:
         """A weight, as it is stored, as matrices [*stack, inputs, outputs]."""
         return self._layered(self._matrix)(weight)

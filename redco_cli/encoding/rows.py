@@ -94,7 +94,9 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
     directory = kept_at(plugin, ctx, examples) if kept else None
     every = process_allgather("encoded data is kept", [directory is not None, platform.node()])
     in_turn = all(is_kept for is_kept, _ in every)
-    beside = 1 if in_turn else [host for _, host in every].count(platform.node())
+    hosts = [host for _, host in every]
+    waiting = hosts[1:] if in_turn else hosts  # of those that begin at once, which share the cores of a host
+    beside = 1 if in_turn and is_main_process() else waiting.count(platform.node())
     others = Others(min(processes_at_once(_MEMORY) // beside, _MOST), note, lambda text: warn(f"{place}: {text}"))
     if in_turn and not is_main_process():
         process_allgather("encoded")  # on a disk that they share, others read what the first has written

@@ -137,7 +137,8 @@ def _outputs(model: Model, base: Params, adapter: Adapter, own: Params) -> list[
     def run(base: Params, factors: Any, inputs: Any) -> Any:
         return adapting(lambda params, inputs: model(params, **inputs), adapter.adapters)(base, factors, None, inputs)
 
-    return [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(jax.jit(run)(base, adapter.factors(own), inputs))]
+    found = jax.tree.leaves(jax.jit(run)(base, adapter.factors(own), inputs))
+    return [fetched(leaf.astype("float32"), (), "float32") for leaf in found]
 
 
 def _of_decoder(adapter: Adapter, factors: Mapping[str, Mapping[str, Any]], model: DecoderModel) -> list[_Module]:

@@ -29,12 +29,14 @@ class Models:
     Attributes:
         members: name to model; each has `abstract` parameters.
         constant: name to the type of the parameters, for those that are never updated.
+        is_named: whether a plugin finds parameters under the names of models; not where there is one and its adapter.
         config: None; each model has its own.
         task: None likewise.
     """
 
     members: Mapping[str, Any]
     constant: Mapping[str, str]
+    is_named: bool = True
     config: None = None
     task: None = None
 

@@ -91,7 +91,7 @@ def found_again(before: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """
     old, new = _move(before, directory)
     found = {section: dict(before[section]) for section in ("plugin", "model")}
-    for section, name in (("plugin", "module"), ("model", "name"), ("model", "tokenizer")):
+    for section, name in (("plugin", "module"), ("model", "name"), ("model", "tokenizer"), ("model", "params")):
         value = found[section].get(name)
         if isinstance(value, str) and not os.path.exists(value) and os.path.exists(now := _rebased(value, old, new)):
             found[section][name] = now
@@ -142,7 +142,9 @@ def _moved(before: Mapping[str, Any], now: Any, old: Path, new: Path, prefix: st
             main = now["model"]["params"] if isinstance(now, Mapping) else None
             found[name] = {one: _moved_model(section, present, one, old, new, main) for one, section in value.items()}
         else:
-            found[name] = present if key in _PATH_KEYS and _rebased(value, old, new) == present else value
+            rebased = _rebased(value, old, new)
+            within = key == "model.params" and rebased and str(Path(rebased).parent) == present  # a pinned checkpoint
+            found[name] = rebased if key in _PATH_KEYS and (rebased == present or within) else value
     return found
 
 

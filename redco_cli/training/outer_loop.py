@@ -81,7 +81,13 @@ class OuterLoop:
         return self._run.train_piece(examples, steps)
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> Mapping[str, float]:
-        """Evaluates; see `plugin.contract.Run.evaluate`."""
+        """Evaluates; see `plugin.contract.Run.evaluate`.
+
+        Raises:
+            PluginError: there are no examples.
+        """
+        if examples is not None and not len(examples):
+            raise PluginError(self._place, "run.evaluate was given no examples", "leave out clients that have none")
         self._has_worked = True
         with in_one_piece():
             return self._run.evaluate(examples)
@@ -90,6 +96,8 @@ class OuterLoop:
         """Predicts; see `plugin.contract.Run.predict`."""
         self._has_worked = True
         self._predictions += 1
+        if examples is not None and not len(examples):
+            return []
         with in_one_piece():
             return self._run.predict(examples, (self._run.step, self._predictions))
 

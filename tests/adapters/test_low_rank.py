@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_cli.adapters.low_rank import LowRank, adapting, merged
+from redco_cli.adapters.low_rank import adapting
+from redco_cli.adapters.merging import LowRank, column_norms, merged
 from redco_cli.adapters.uses import Use, uses_of
 from redco_cli.errors import ModelError
 from redco_cli.plugin.contract import ADAPTER_OFF
@@ -156,3 +157,34 @@ def test_a_module_of_ones_own():
         "CheckpointDense_0/kernel",
     }
     assert uses["Conv_0/kernel"] == ["conv_general_dilated"]
+
+
+def test_dora_begins_as_the_model_whatever_is_dropped():
+    params = {"w": drawn((4, 6))}
+    use = uses_of(PROGRAMS["plain"][0], params, X)["w"][0]
+    norms = column_norms(use.matrix(params["w"]), jnp.zeros((4, 2)), jnp.zeros((2, 6)), 1.0)
+    factors = {"A": drawn((4, 2)), "B": jnp.zeros((2, 6)), "magnitude": norms}
+    adapted = adapting(PROGRAMS["plain"][0], {"w": LowRank(2, 1.0, dropout=0.5)})
+    found = adapted(params, {"w": factors}, jax.random.key(0), X)
+    np.testing.assert_allclose(found, X @ params["w"], rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_that_is_used_in_two_orientations_has_two_uses():
+    found = uses_of(lambda params, x: x @ params["w"] @ params["w"].T, {"w": drawn((4, 4))}, X)["w"]
+    assert len({use.signature for use in found}) == 2
+    same = uses_of(in_branches, {"w": drawn((4, 6))}, X)["w"]
+    assert len({use.signature for use in same}) == 1
+
+
+def test_a_use_unlike_the_one_that_it_was_made_for_is_refused():
+    factors = {"A": drawn((4, 2)), "B": drawn((2, 9))}
+    with pytest.raises(ModelError, match="w is used by a product of other dims"):
+        adapting(PROGRAMS["plain"][0], {"w": LowRank(2, 1.0)})({"w": drawn((4, 6))}, {"w": factors}, None, X)
+
+
+def test_a_narrow_base_is_merged_as_it_is_used():
+    model, adapter = {"w": drawn((4, 6))}, {"A": drawn((4, 2)), "B": 1e-3 * drawn((2, 6))}
+    use = uses_of(PROGRAMS["plain"][0], model, X)["w"][0]
+    narrow = model["w"].astype(jnp.bfloat16).astype(jnp.float32)
+    delta = merged(narrow, adapter, LowRank(2, 1.0), use) - narrow
+    np.testing.assert_allclose(delta, adapter["A"] @ adapter["B"], rtol=1e-2, atol=1e-6)

@@ -71,7 +71,7 @@ def main() -> None:
         updates = plan_updates(job, timeline)
         directory = output_directory(job.recipe.output_dir, "output_dir")
         open_output(directory, "output_dir")
-        start = Start(directory, own_checkpoints(directory, job.recipe), {}, Identity(job))
+        start = Start(directory, own_checkpoints(directory, job.recipe), job.recipe, Identity(job))
         fed = device_batches(job, placement.mesh, Meter(), job.train_examples, range(arguments.steps), seed=1)
         batches = [batch for batch, _ in fed]
         progress = TrainProgress(timeline.steps, console=open_console(log, terminal=False))

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from redco_cli import load_model
-from redco_cli.errors import ModelError, RecipeError
+from redco_cli.errors import ModelError, RecipeError, StorageError
 from redco_cli.run import predict, train
 from redco_cli.training.records.metrics import read_records
 from tests.training.tiny import final_state
@@ -104,7 +104,7 @@ def test_another_base_is_refused():
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("adapter.targets=[q_proj]", "'q_proj' matches no parameter path"),
+        ("adapter.targets=[q_proj]", "'q_proj' matches no path"),
         ("adapter.targets=[mlp]", "did you mean .*mlp.*? it must match whole paths"),
         ("adapter.targets=['.*norm/scale']", "only products with activations and lookups can carry an adapter"),
         ("adapter={type: dora, targets: [embedding]}", "a table of which rows are looked up, which DoRA does not know"),
@@ -139,3 +139,32 @@ def loss_fn(ctx, params, batch, rng, train):
     assert rows[-1]["loss"] < rows[-1]["reference"]
     with pytest.raises(Exception, match=r"ctx.reference was called, but the recipe has no adapter"):
         train("recipe.yaml", ["plugin.module=plugin.py", "adapter=null", "output_dir=other"])
+
+
+@pytest.mark.slow
+def test_a_base_from_a_run_stays_what_it_was():
+    train("recipe.yaml", ["adapter=null", "train.steps=2", "output_dir=source"])
+    train("recipe.yaml", ["model.params=source", "train.steps=3"])
+    train("recipe.yaml", ["adapter=null", "train.steps=4", "output_dir=source", "checkpoint.keep=9"])
+    assert "checkpoint-2" in Path("run/recipe.resolved.yaml").read_text()
+    assert len(predict("run", output="a.jsonl").read_text().splitlines()) == 7
+    assert train("recipe.yaml", ["model.params=source"]).step == 6
+    assert load_model("run", dtype="bfloat16")[1]
+    with pytest.raises(StorageError, match="run trained an adapter, and holds no parameters of a model"):
+        train("recipe.yaml", ["model.params=run", "adapter=null", "output_dir=third"])
+
+
+def test_a_model_of_a_plugin_is_adapted_under_its_names(tiny_project):
+    plugin = (tiny_project / "plugin.py").read_text()
+    (tiny_project / "plugin.py").write_text(plugin + NAMED)
+    train("recipe.yaml", ["adapter={rank: 2, targets: ['hidden/kernel']}", "train.steps=2", "mesh.data=1"])
+    trained = {path for path in final_state("run", 2) if path.startswith("['params']['adapter']")}
+    assert trained == {f"['params']['adapter']['hidden']['kernel']['{factor}']" for factor in "AB"}
+
+
+NAMED = """
+_build, _loss, _predict = build_model, loss_fn, predict_fn
+def build_model(ctx): return {"model": _build(ctx)}
+def loss_fn(ctx, params, *rest): return _loss(ctx, params["model"], *rest)
+def predict_fn(ctx, params, *rest): return _predict(ctx, params["model"], *rest)
+"""

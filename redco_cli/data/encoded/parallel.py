@@ -21,6 +21,7 @@ from redco_cli.data.encoded.child import Child
 from redco_cli.data.encoded.outcome import Encode, Outcome, is_error, outcome_of, same_outcome
 from redco_cli.data.examples import Example
 from redco_cli.errors import RedcoError
+from redco_cli.recipe.redaction import scrubbed
 
 _WORTH, _EACH = 15.0, 5.0
 """Seconds that encoding must go on here to begin others, and those of work that each of them has at least."""
@@ -194,7 +195,9 @@ class _Crew:
     def _lose(self, error: BaseException) -> None:
         if not self._is_lost:
             self._is_lost = True
-            reason = f"{error}" if isinstance(error, ChildProcessError) else f"{type(error).__name__}: {error}"
+            reason = scrubbed(
+                f"{error}" if isinstance(error, ChildProcessError) else f"{type(error).__name__}: {error}"
+            )
             self._others.note(f"one process encodes all examples, since others cannot: {reason:.300}")
 
 

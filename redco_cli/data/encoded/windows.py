@@ -93,6 +93,7 @@ class RowStream(Iterable[Row]):
         self.journal, self.counts = Journal(), RowCounts()
         self.name, self._encode, self._where = name, encode, where
         self._counted: tuple[int, int] | None = None
+        self.kept: tuple[int, int, Window] | None = None
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.open(None))
@@ -166,16 +167,18 @@ class OpenRows:
         self._stopped = threading.Event()
 
     def __iter__(self) -> Iterator[Row]:
-        before = 0 if self._begin is None else self._begin["row"]
+        stream, before = self._stream, 0 if self._begin is None else self._begin["row"]
         with contextlib.closing(_one_ahead(self._windows(), self._stopped)) as windows:
             for window in windows:
                 if before and (window.first, before) > (self._begin["first"], len(window.order)):
                     break
+                stream.kept = self._epoch, window.first, window
                 for number in range(before, len(window.order)):
                     self._given = window, number + 1
                     index = window.order[number]
                     yield Row(window.rows[index].fields, functools.partial(window.rows.place, index))
                 before = 0
+                stream.kept = None
         if before:
             problem = f"has fewer rows than when the run was saved, from example {self._begin['first']} on"
             raise DataError(self._stream.name, problem, "restore the data, or choose another output_dir for a new run")
@@ -209,10 +212,15 @@ class OpenRows:
                     mark = mark if found is None else (first + number, found)
 
         while True:
-            begun = mark
-            count, rows = stream.rows_of(part(), epoch, first)
-            if rows is not None and not self._stopped.is_set():
-                yield Window(first, rows, self._order(len(rows), first), begun)
+            begun, kept = mark, stream.kept
+            if kept is not None and (kept[0], kept[2].first) == (epoch, first):
+                count = sum(1 for _ in part())
+                if not self._stopped.is_set():
+                    yield kept[2]
+            else:
+                count, rows = stream.rows_of(part(), epoch, first)
+                if rows is not None and not self._stopped.is_set():
+                    yield Window(first, rows, self._order(len(rows), first), begun)
             if count < stream.window:
                 return
             first += stream.window

@@ -130,12 +130,14 @@ def _end(template: Template, alone: str, followed: str) -> int | None:
     Both are what comes after its content. At the very end there may be an eos token more, or one special token in the
     place of another; None where they differ otherwise.
     """
-    for end in (alone, alone.removesuffix(getattr(template.tokenizer, "eos_token", None) or "")):
-        if followed.startswith(end):
-            return len(end)
-    if alone in template.special_tokens:
-        return max((len(token) for token in template.special_tokens if followed.startswith(token)), default=None)
-    return None
+    if followed.startswith(alone):
+        return len(alone)
+    if alone in template.special_tokens:  # before an eos token is taken away: one end may stand for another
+        other = max((len(token) for token in template.special_tokens if followed.startswith(token)), default=None)
+        if other is not None:
+            return other
+    bare = alone.removesuffix(getattr(template.tokenizer, "eos_token", None) or "")
+    return len(bare) if followed.startswith(bare) else None
 
 
 def _after_cue(template: Template, messages: Sequence[Message], turn: int, whole: str) -> int:

@@ -77,11 +77,12 @@ def masked(tokenizer: Any, conversation: Conversation, train_on: TrainOn = "all"
     _note(template, messages, answers)
     if not weighted:
         _refuse_weights(messages)
+    first = _first_learned(conversation, train_on)
     if train_on != "everything" and answers:
         messages = messages[: answers[-1] + 1]
     whole = template.text(messages)
     ids, place = template.tokens(whole)
-    parts = list(_parts(template, conversation, messages, answers, train_on, whole))
+    parts = list(_parts(template, messages, answers, first, train_on, whole))
     weights = np.zeros(len(ids) + 1, np.float32)  # one more for an end that the template does not write
     ends = bool(parts) and train_on != "everything" and _has_no_end(template, messages, answers[-1], whole)
     for start, stop, weight in parts:
@@ -91,23 +92,31 @@ def masked(tokenizer: Any, conversation: Conversation, train_on: TrainOn = "all"
     return Masked(np.array(ids, np.int32), weights[: len(ids)])
 
 
+def _first_learned(conversation: Conversation, train_on: TrainOn) -> int:
+    """The first message of what is learned as a whole."""
+    if train_on != "completion":
+        return 0
+    if conversation.completion is not None:
+        return conversation.completion
+    roles = [message["role"] for message in conversation.messages]
+    while roles and roles[-1] != ASSISTANT:  # nothing answers it
+        roles.pop()
+    return max((number for number, role in enumerate(roles) if role != ASSISTANT), default=-1) + 1
+
+
 def _parts(
     template: Template,
-    conversation: Conversation,
     messages: Sequence[Message],
     answers: Sequence[int],
+    first: int,
     train_on: TrainOn,
     whole: str,
 ) -> list[tuple[int, int, float]]:
     """First and last + 1 character of what is learned, with its weight; what comes later in the list counts."""
-    first = len(messages)
     if train_on in ("completion", "everything"):
-        others = [number for number, message in enumerate(messages) if message["role"] != ASSISTANT]
-        asked = conversation.completion if conversation.completion is not None else max(others, default=-1) + 1
-        first = 0 if train_on == "everything" else asked
         _refuse_unlearned(messages, first)
     chosen = {number: weight_of(messages[number]) for number in (answers[-1:] if train_on == "last" else answers)}
-    if first == len(messages):
+    if train_on in ("all", "last"):
         chosen = {number: weight for number, weight in chosen.items() if weight}
     elif train_on == "everything":
         chosen = {number: weight for number, weight in chosen.items() if weight != 1}

@@ -7,7 +7,6 @@ objects, whether they were written as such or as JSON text.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -31,6 +30,8 @@ CALL = "function_call"
 TRAIN, WEIGHT = "train", "weight"
 _MISTAKEN = ("loss", "mask", "masked", "loss_weight", "loss_mask", "train_on", "trainable", "training", "weights")
 """Keys that other programs have for what is `train` or `weight` here."""
+_LEAST, _MOST = 1e-6, 1e6
+"""Weights besides 0: float32 holds their sums."""
 _NULLS = "with null inside of tools or arguments (as JSON text nothing is filled in)"
 _EXAMPLE = '[{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
 
@@ -137,8 +138,8 @@ def _check_weight(message: Message, where: str) -> None:
         refuse(f"train of {where} is {train!r}", "write true or false, without quotes")
     if weight is not None:
         check_kind(weight, float, f"the weight of {where}")
-        if not math.isfinite(weight) or weight < 0:
-            refuse(f"the weight of {where} is {weight!r}", "write a number of 0 or more")
+        if not (weight == 0 or _LEAST <= weight <= _MOST):  # nan is neither
+            refuse(f"the weight of {where} is {weight!r:.40}", "write 0, or a number between 1e-6 and 1e6")
     if train is not None and weight is not None:
         refuse(f"{where} has both train and weight", "keep one of them: train: false is weight: 0")
     if message["role"] != ASSISTANT and (train or weight):

@@ -98,7 +98,9 @@ class _Fit:
 
 def is_answer(message: Mapping[str, Any]) -> bool:
     """Whether a message is something that the assistant says, or a tool that it calls."""
-    return message["role"] == ASSISTANT and bool(message.get("content") or message.get("tool_calls"))
+    content = message.get("content")
+    said = any(part["text"] for part in content) if isinstance(content, list) else bool(content)
+    return message["role"] == ASSISTANT and (said or bool(message.get("tool_calls")))
 
 
 @contextlib.contextmanager
@@ -131,7 +133,10 @@ def recognise(example: Example, columns: Columns) -> Conversation | Text:
     if not found:
         names = [getattr(columns, field.name) for field in fields(Columns)]
         named = [name for name in names if name is not None and name not in example]
-        has = ", ".join(f"{name!r}{' (null)' if example[name] is None else ''}" for name in sorted(example)) or "none"
+        has = (
+            ", ".join(f"{name!r}{' (null)' if example[name] is None else ''}" for name in sorted(map(str, example)))
+            or "none"
+        )
         problem = f"no column {named[0]!r}" if named else "no columns of a known shape"
         remedy = (
             "known are messages, conversations (ShareGPT), instruction and output (Alpaca), prompt and completion, "

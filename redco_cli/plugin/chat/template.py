@@ -96,6 +96,9 @@ class Template:
             except _RAISED as error:
                 said = said or str(error) or type(error).__name__
                 continue
+            if self._writes_none(given, text, prompt):
+                said = said or "it writes None for a message that has no content"
+                continue
             if all(_is_taken(message["content"], text) for message in given):
                 if given != plain:
                     self._forms = (form,)  # of which all renderings are, so that they can be compared
@@ -103,6 +106,16 @@ class Template:
         said = said or "it does not write the text of content that is given in parts"
         problem = f"the chat template does not take this conversation ({_outline(messages)}): {said}"
         raise ExampleError("collate_fn", problem, "correct that row or leave it out")
+
+    def _writes_none(self, given: list[Message], text: str, prompt: bool) -> bool:
+        """Whether a message without content, such as a tool call, is written as the word None."""
+        if "None" not in text or all(message["content"] is not None for message in given):
+            return False
+        empty = [{**message, "content": message["content"] or ""} for message in given]
+        try:
+            return text.count("None") > self._apply(empty, prompt, marks=False)[0].count("None")
+        except _RAISED:
+            return False
 
     def _apply(self, given: list[Message], prompt: bool, marks: bool) -> tuple[str, list[tuple[int, int]]]:
         if not self._has_text:

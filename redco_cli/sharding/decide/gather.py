@@ -71,7 +71,7 @@ class _Sharded:
 
     def viewed(self, equation: Any) -> _Sharded:
         """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
-        if equation.primitive.name == "convert_element_type" and not self.views:
+        if equation.primitive.name in ("convert_element_type", "name") and not self.views:
             return replace(self, arrays=bind(equation, [self.arrays])[0])
         return replace(self, views=(*self.views, equation))
 
@@ -102,7 +102,9 @@ class _Gathering:
         return isinstance(operand, _Sharded)
 
     def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        """An equation on whole parameters."""
+        """An equation on whole parameters; a name is none."""
+        if equation.primitive.name == "name" and isinstance(operands[0], _Sharded):
+            return [operands[0].viewed(equation)]
         if self.reshard_after_forward and any(isinstance(x, _Sharded) and x.spec != x.gathered for x in operands):
             again = jax.checkpoint(
                 lambda arrays: self._on_whole(

@@ -36,6 +36,11 @@ def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> Loa
         StorageError: there is no such checkpoint.
     """
     recipe = loaded.recipe
+    if recipe.adapter is not None and recipe.adapter.base_dtype == "auto":  # computed in another type, it stays
+        known = recipe.model.dtype if before is None else (before.get("adapter") or {}).get("base_dtype")
+        adapter = recipe.adapter.model_copy(update={"base_dtype": known or recipe.model.dtype})
+        recipe = recipe.model_copy(update={"adapter": adapter})
+        loaded = replace(loaded, recipe=recipe)
     names = [name for name in never_updated(recipe) if section_of(recipe, name).params is not None]
     if not names:
         return loaded

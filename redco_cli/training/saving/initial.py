@@ -104,13 +104,24 @@ def _find_initial_checkpoint(loaded: LoadedRecipe, name: str) -> InitialCheckpoi
     path = find_params(params, loaded.directory)
     checkpoints = own_checkpoints(path, loaded.recipe)
     if steps_of(checkpoints):
-        return InitialCheckpoint(checkpoints, choosing_again(lambda: _newest(checkpoints)), where, named=False)
+        step = choosing_again(lambda: _newest(checkpoints))
+        _refuse_adapter(checkpoints, step, where)
+        return InitialCheckpoint(checkpoints, step, where, named=False)
     if path.is_dir() and not path.name.startswith("checkpoint-"):
         remedy = "train that run first, or name another: its output directory, or a checkpoint-<step> in it"
         raise StorageError(where, f"{params} holds no checkpoint", remedy)
     checkpoints, step = named_checkpoint(path, loaded.recipe, where, "the output directory of a run")
     refuse_damaged(checkpoints, step, ("params",))
+    _refuse_adapter(checkpoints, step, where)
     return InitialCheckpoint(checkpoints, step, where)
+
+
+def _refuse_adapter(checkpoints: Checkpoints, step: int, where: str) -> None:
+    """Refuses a run that trained an adapter: its parameters are not those of a model."""
+    if checkpoints.damage(step, ("meta",)) is None and checkpoints.meta(step).recipe.get("adapter"):
+        problem = f"{shown(checkpoints.directory)} trained an adapter, and holds no parameters of a model"
+        remedy = "merge it (redco export RUN --output DIR), and name that directory in model.name"
+        raise StorageError(where, problem, remedy)
 
 
 def _newest(checkpoints: Checkpoints) -> int:

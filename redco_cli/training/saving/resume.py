@@ -14,7 +14,7 @@ from redco_cli.errors import Problem, RecipeError, StorageError
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import moved, pin_paths
 from redco_cli.recipe.redaction import without_secrets
-from redco_cli.recipe.schema import OtherModelSection
+from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.disk import check_directory
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather, process_index
 from redco_cli.training.saving.checkpoint import Checkpoints
@@ -138,7 +138,7 @@ class Start:
     Attributes:
         directory: its output directory.
         checkpoints: where it saves.
-        models: `models` of the recipe, with `params` of those that are never updated pinned to a checkpoint each.
+        pinned: the recipe, in which models that are never updated have `params` pinned to one checkpoint each.
         identity: with which code and data it trains.
         source: where the checkpoint to continue is; None to start afresh.
         step: optimizer steps done.
@@ -154,7 +154,7 @@ class Start:
 
     directory: Path
     checkpoints: Checkpoints
-    models: Mapping[str, OtherModelSection]
+    pinned: Recipe
     identity: Identity
     source: Checkpoints | None = None
     step: int = 0
@@ -206,8 +206,8 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline, identity: Identity) -> 
         refuse_damaged(source, step)
     if choice == "never" or (choice == "auto" and not steps):
         fresh = pinned_models(loaded, None)
-        models, initial = fresh.recipe.models, find_initial_checkpoints(fresh)
-        return Start(directory, own, models, identity, initial=initial, continued=begun(loaded)), timeline
+        initial = find_initial_checkpoints(fresh)
+        return Start(directory, own, fresh.recipe, identity, initial=initial, continued=begun(loaded)), timeline
     newer = [other for other in own.steps() if other > step]
     if newer:
         remedy = "choose another output_dir, or move the newer ones away"
@@ -230,7 +230,7 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline, identity: Identity) -> 
     same = not changed.eval_changed and all(_at(before, key) == _at(now, key) for key in FREE_WHILE_UNRANKED)
     at = (source, found.step, meta.best if same else None, meta.put_off, meta.data)
     said, left, folder = found.said, found.left, found.folder
-    start = Start(directory, own, loaded.recipe.models, identity, *at, {}, said, left, folder, changed)
+    start = Start(directory, own, loaded.recipe, identity, *at, {}, said, left, folder, changed)
     return start, found.timeline
 
 

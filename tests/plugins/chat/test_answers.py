@@ -128,6 +128,18 @@ def test_answers_and_their_ends_are_learned(template, messages, expected):
     assert learned(hf_tokenizer(template), messages) == expected
 
 
+def test_an_end_that_is_the_eos_token_stands_for_that_of_earlier_answers():
+    expected = "<|user|>hi<|end|><|assistant|>[yo<|end|>]<|user|>1+1<|end|><|assistant|>[2<|return|>]"
+    assert learned(hf_tokenizer(OTHER_END, eos="<|return|>"), TWO) == expected
+
+
+def test_no_content_is_never_learned_as_a_word():
+    calls = "{{ m.tool_calls | tojson if m.tool_calls else '' }}<e>"
+    unguarded = f"{SPECIAL_ROLES}{{% for m in messages %}}{ROLE}{{{{ m.content }}}}{calls}{{% endfor %}}{CUE}"
+    text = learned(hf_tokenizer(unguarded), [user("None"), {**calling(), "content": None}])
+    assert text.count("None") == 1
+
+
 @pytest.mark.parametrize(
     "said",
     [

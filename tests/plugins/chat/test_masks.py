@@ -88,6 +88,23 @@ def test_only_answers_are_left_out_of_what_is_learned_together(train_on, weight)
         masked(hf_tokenizer(CALLS), conversation(messages, completion=1), train_on)
 
 
+@pytest.mark.parametrize(
+    ("messages", "completion"),
+    [
+        ([user("hi"), assistant("of the prompt"), assistant("")], 2),
+        ([user("hi"), assistant("a"), user("ho"), assistant("")], None),
+    ],
+)
+def test_an_empty_completion_learns_nothing_of_its_prompt(messages, completion):
+    found = masked(hf_tokenizer(PLAIN), conversation(messages, completion=completion), "completion")
+    assert not found.weights.any()
+
+
+def test_an_answer_of_empty_parts_is_none():
+    found = masked(hf_tokenizer(PLAIN), conversation([user("hi"), assistant([{"type": "text", "text": ""}])]))
+    assert not found.weights.any()
+
+
 def test_the_completion_of_an_example_is_all_it_renders_to():
     tokenizer, messages = hf_tokenizer(CALLS), [user("hi"), calling("I look."), told("sun"), assistant("b")]
     found = masked(tokenizer, conversation(messages, completion=1), "completion")

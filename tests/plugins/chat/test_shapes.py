@@ -192,6 +192,9 @@ REFUSED = {
         "the weight of message 2 in the column 'messages' is -1",
     ),
     "a weight that is no number": (messages(TALK[0], assistant("yo", weight=math.nan)), "is nan"),
+    "a weight beyond float32": (messages(TALK[0], assistant("yo", weight=1e39)), "is 1e+39"),
+    "a weight beyond all floats": (messages(TALK[0], assistant("yo", weight=10**400)), "is 1000"),
+    "a weight that would vanish": (messages(TALK[0], assistant("yo", weight=1e-50)), "is 1e-50"),
     "an endless weight": (messages(TALK[0], assistant("yo", weight=math.inf)), "is inf"),
     "a weight as text": (
         messages(TALK[0], assistant("yo", weight="0.5")),
