@@ -93,7 +93,7 @@ class RowStream(Iterable[Row]):
         self.journal, self.counts = Journal(), RowCounts()
         self.name, self._encode, self._where = name, encode, where
         self._counted: tuple[int, int] | None = None
-        self.kept: tuple[int, int, Window] | None = None
+        self.kept: dict[tuple[int, int], Window] = {}
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.open(None))
@@ -144,6 +144,11 @@ class RowStream(Iterable[Row]):
             self.counts.noted.update(notes if rows is None else rows.notes())
         return count, rows
 
+    def keep(self, epoch: int, window: Window) -> None:
+        """Keeps the two windows that were used last, for a loop that reads a few rows at a time."""
+        before = [(place, one) for place, one in self.kept.items() if place != (epoch, window.first)]
+        self.kept = dict([*before[-1:], ((epoch, window.first), window)])
+
     def _encoded(self, examples: Iterable[Example], first: int) -> Any:
         def place(number: int) -> str:
             return place_of(self.examples, first + number)
@@ -172,13 +177,12 @@ class OpenRows:
             for window in windows:
                 if before and (window.first, before) > (self._begin["first"], len(window.order)):
                     break
-                stream.kept = self._epoch, window.first, window
+                stream.keep(self._epoch, window)
                 for number in range(before, len(window.order)):
                     self._given = window, number + 1
                     index = window.order[number]
                     yield Row(window.rows[index].fields, functools.partial(window.rows.place, index))
                 before = 0
-                stream.kept = None
         if before:
             problem = f"has fewer rows than when the run was saved, from example {self._begin['first']} on"
             raise DataError(self._stream.name, problem, "restore the data, or choose another output_dir for a new run")
@@ -212,11 +216,11 @@ class OpenRows:
                     mark = mark if found is None else (first + number, found)
 
         while True:
-            begun, kept = mark, stream.kept
-            if kept is not None and (kept[0], kept[2].first) == (epoch, first):
+            begun, kept = mark, stream.kept.get((epoch, first))
+            if kept is not None:
                 count = sum(1 for _ in part())
                 if not self._stopped.is_set():
-                    yield kept[2]
+                    yield kept
             else:
                 count, rows = stream.rows_of(part(), epoch, first)
                 if rows is not None and not self._stopped.is_set():

@@ -163,6 +163,24 @@ def test_to_go_on_costs_a_window_or_two_however_much_was_read():
     assert whole.examples.read > 5000
 
 
+def test_pieces_of_one_window_encode_it_once():
+    """As a `run_fn` reads them, which trains a step or two at a time."""
+    seen = []
+
+    def noted(example):
+        seen.append(example["id"])
+        return encode(example)
+
+    rows, expected = (
+        stream(Numbers(10**6), window=400, function=noted),
+        batches(stream(Numbers(10**6), window=400), stop=60),
+    )
+    found = [batches(rows, start=step, stop=step + 1)[0] for step in range(60)]
+    assert found == expected
+    window = [number for number in seen if number < 400]
+    assert len(window) == 400
+
+
 def test_one_text_a_row_of_a_stream():
     rows = stream(Numbers(30), packed=False, overflow="split", seed=None)
     assert all(len({token // 100 for token in row}) == 1 for row in tokens(rows))
