@@ -46,7 +46,7 @@ types: $(VENV)/.dev ## types, strictly
 test: $(VENV)/.dev ## the tests, minutes
 	$(PYTEST) -m 'not slow'
 
-# The chat templates of TRL, with their training twins: files to compare with, of which no code is run.
+# TRL, unpacked and not installed: its chat templates with their training twins, and its packing, to compare with.
 $(VENV)/oracles/trl: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oracles trl==1.16.0
 	@touch $@

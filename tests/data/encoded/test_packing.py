@@ -1,13 +1,16 @@
 """Which texts share a row, by facts of others and by what must hold of any texts."""
 
+import importlib.util
 import itertools
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redco_cli.data.encoded.packing import best_fit, pieces_of
+from tests.oracles import TRL
 
 
 def packed(texts, capacity, overflow="truncate"):
@@ -33,6 +36,22 @@ def packed(texts, capacity, overflow="truncate"):
 )
 def test_rows(texts, overflow, rows):
     assert packed(texts, 4, overflow) == rows
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TRL is None, reason="TRL is not here: make test-all, or set TRL_FOLDER")
+@pytest.mark.parametrize(("strategy", "overflow"), [("bfd", "truncate"), ("bfd_split", "split")])
+def test_as_many_rows_and_tokens_as_trl(strategy, overflow):
+    spec = importlib.util.spec_from_file_location("data_utils", TRL / "data_utils.py")
+    trl = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(trl)
+    draw = np.random.default_rng(0)
+    for capacity in (4, 16, 64, 256):
+        lengths = draw.lognormal(np.log(capacity / 4), 0.8, 200).astype(int).clip(1, 3 * capacity)
+        texts = [list(range(length)) for length in lengths]
+        theirs = trl.pack_dataset(Dataset.from_dict({"input_ids": texts}), capacity, strategy)["input_ids"]
+        ours = packed(texts, capacity, overflow)
+        assert (len(ours), sum(map(len, ours))) == (len(theirs), sum(map(len, theirs)))
 
 
 @settings(deadline=None)

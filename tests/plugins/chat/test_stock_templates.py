@@ -4,20 +4,17 @@ The templates are read from TRL's package, of which nothing is run: `make test-a
 elsewhere `TRL_FOLDER=DIR` says where the folder `trl` is (of `pip download --no-deps trl==1.16.0`, unpacked).
 """
 
-import os
 import re
-import sys
-from pathlib import Path
 
 import pytest
 
 from redco_cli.errors import RedcoError
 from redco_cli.plugin.chat.masks import masked
 from redco_cli.plugin.chat.template import Template
+from tests.oracles import TRL
 from tests.plugins.chat.tokenizers import TOOLS, assistant, calling, conversation, hf_tokenizer, told, user
 
-FOLDERS = [Path(os.environ.get("TRL_FOLDER", sys.prefix)) / below for below in ("", "trl", "oracles/trl")]
-FOLDER = next((folder for one in FOLDERS if (folder := one / "chat_templates").is_dir()), None)
+FOLDER = None if TRL is None else TRL / "chat_templates"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(FOLDER is None, reason="TRL's chat templates are not here: make test-all, or set TRL_FOLDER"),
