@@ -104,9 +104,13 @@ def _find_initial_checkpoint(loaded: LoadedRecipe, name: str) -> InitialCheckpoi
     path = find_params(params, loaded.directory)
     checkpoints = own_checkpoints(path, loaded.recipe)
     if steps_of(checkpoints):
-        step = choosing_again(lambda: _newest(checkpoints))
-        _refuse_adapter(checkpoints, step, where)
-        return InitialCheckpoint(checkpoints, step, where, named=False)
+
+        def newest() -> int:
+            step = _newest(checkpoints)
+            _refuse_adapter(checkpoints, step, where)
+            return step
+
+        return InitialCheckpoint(checkpoints, choosing_again(newest), where, named=False)
     if path.is_dir() and not path.name.startswith("checkpoint-"):
         remedy = "train that run first, or name another: its output directory, or a checkpoint-<step> in it"
         raise StorageError(where, f"{params} holds no checkpoint", remedy)

@@ -97,7 +97,7 @@ def test_a_share_of_what_a_plugin_makes(project: Path) -> None:
     assert sorted(example["id"] for split in (job.train_examples, job.eval_examples) for example in split) == [*range(20)]
     assert len(job.eval_examples) == 3
     problem = refused(*SHORT, "data.eval=20")
-    assert "data.eval: 20 given, but data.train has only 20 examples: none is left to train on" in problem
+    assert "data.eval: 20 given, but data.train has 20 in all: none is left to train on" in problem
     problem = refused(*SHORT, "data.eval=5%", "plugin.options.stream=true")
     assert "5% given, but the examples that load_examples of plugin.py returns have no length" in problem
 
