@@ -2,10 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# A worker for each core, up to eight, and one that works while others wait for processes of theirs; what a worker has
-# left over, one that is done takes from its end.
-WORKERS = $(shell $(BIN)/python -c "import os; print(min(os.cpu_count(), 8) + 1)")
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# A worker for each core, up to eight; what a worker has left over, one that is done takes from its end.
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install run fmt lint types test test-all bench check clean
