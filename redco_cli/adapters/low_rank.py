@@ -46,6 +46,11 @@ class _Adapted:
     how: LowRank
     arrays: Mapping[str, Array]
 
+    @property
+    def base(self) -> Array:
+        """The weight without its adapter."""
+        return self.arrays["weight"]
+
     def array(self, use: str) -> Array:
         """Refuses a use that an adapter cannot be carried through."""
         raise refused(self.path, use)
@@ -76,6 +81,11 @@ class _Replaced:
     """
 
     arrays: Mapping[str, Array]
+
+    @property
+    def base(self) -> Array:
+        """As the model began."""
+        return self.arrays["base"]
 
     def array(self, use: str = "") -> Array:
         """As it is trained."""
@@ -112,17 +122,15 @@ class _Adapting:
         return isinstance(operand, _Adapted | _Replaced)
 
     def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        if equation.primitive.name == "name" and isinstance(operands[0], _Replaced):
-            return [operands[0].arrays["base"] if equation.params["name"] == ADAPTER_OFF else operands[0]]
+        name = equation.primitive.name
+        if name == "name" and (equation.params["name"] == ADAPTER_OFF or self.is_tracked(operands[0])):
+            (one,) = operands  # a weight without an adapter stays as it is: it is gathered where it is used
+            return [one.base if self.is_tracked(one) and equation.params["name"] == ADAPTER_OFF else one]
         operands = [x.array() if isinstance(x, _Replaced) else x for x in operands]
         adapted = [number for number, operand in enumerate(operands) if isinstance(operand, _Adapted)]
-        if not adapted and equation.primitive.name == "name" and equation.params["name"] == ADAPTER_OFF:
-            return operands  # a weight without an adapter, which is gathered where it is used
         if not adapted:
             return bind(equation, operands)
-        name, weight = equation.primitive.name, operands[adapted[0]]
-        if name == "name":
-            return [weight.arrays["weight"] if equation.params["name"] == ADAPTER_OFF else weight]
+        weight = operands[adapted[0]]
         if name == "dot_general" and len(adapted) == 1:
             return [_multiplied(equation, weight, operands[1 - adapted[0]], adapted[0])]
         if is_lookup(equation) and adapted == [0]:

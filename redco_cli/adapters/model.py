@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from redco_cli.adapters.uses import Use, uses_of
 from redco_cli.errors import RecipeError
 from redco_cli.models.example_inputs import example_inputs
 from redco_cli.plugin.contract import Params
+from redco_cli.recipe.explain import matching_paths
 from redco_cli.recipe.sections.adapter import AdapterSection
 from redco_cli.sharding.program.reading import read
 
@@ -58,7 +59,7 @@ class Adapter:
     task: None = None
     frozen: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def abstract(self) -> Params:
         """Its parameters as a nested dict of `jax.ShapeDtypeStruct`, below the path of what they adapt."""
         return jax.eval_shape(self.init, jax.eval_shape(lambda: jax.random.key(0)))
@@ -220,18 +221,11 @@ def _one_use(path: str, uses: Sequence[Use | str], section: AdapterSection, wher
 
 
 def _matching(patterns: Sequence[str], known: Sequence[str], where: str) -> list[str]:
-    chosen: set[str] = set()
-    for pattern in patterns:
-        try:
-            matches = {path for path in known if re.fullmatch(pattern, path)}
-        except re.error as error:
-            raise RecipeError(where, f"{pattern!r} is no regular expression: {error}", "escape special signs") from None
-        if not matches:
-            close = [path for path in known if re.search(pattern, path)]
-            hint = f"did you mean .*{pattern}.*? it must match whole paths" if close else f"paths are {_some(known)}"
-            raise RecipeError(where, f"{pattern!r} matches no path", hint)
-        chosen |= matches
-    return [path for path in known if path in chosen]
+    def meant(pattern: str) -> str:
+        close = any(re.search(pattern, path) for path in known)
+        return f"did you mean .*{pattern}.*? it must match whole paths" if close else f"paths are {_some(known)}"
+
+    return matching_paths(patterns, known, where, meant)
 
 
 def _by_path(patterns: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:

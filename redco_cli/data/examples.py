@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard, cast, overload
 
 from redco_cli.errors import DataError, PluginError
 
@@ -13,6 +14,28 @@ Examples = Sequence[Example] | Iterable[Example]
 
 _NONE = object()
 _REMEDY = "return a list of dicts, or any object with __len__ and __getitem__, or with __iter__, that gives dicts"
+
+
+class Indexed(Sequence[Example]):
+    """Examples of known length that are read by their number; of several at once, `__getitems__` says how."""
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return self.__getitems__(range(len(self))[index])
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        return self.one(index % len(self))
+
+    @abstractmethod
+    def one(self, index: int) -> Example:
+        """The example of a number from 0, one of those that there are."""
+
+    @abstractmethod
+    def __getitems__(self, indices: Sequence[int]) -> list[Example]: ...
 
 
 def is_indexed(examples: Examples) -> TypeGuard[Sequence[Example]]:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from redco_cli.data.digests import FileDigests, example_digests, source_digests
-from redco_cli.data.examples import Example
+from redco_cli.data.examples import Example, Indexed
 from redco_cli.data.loader import fetch
 from redco_cli.data.places import place_of
 from redco_cli.recipe.data import SourceSection
@@ -64,7 +64,7 @@ class Part:
         return Part(self.examples, np.concatenate([*(self.numbers,) * times, some]))
 
 
-class Mixture(Sequence[Example]):
+class Mixture(Indexed):
     """The examples of several parts, one after the other, each as its source gives it. Safe to read from threads.
 
     Attributes:
@@ -85,16 +85,9 @@ class Mixture(Sequence[Example]):
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return self.__getitems__(range(len(self))[index])
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        part, number = self._at(index % len(self))
+    def one(self, index: int) -> Example:
+        """As its source gives it."""
+        part, number = self._at(index)
         return self.parts[part].examples[number]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Example]:

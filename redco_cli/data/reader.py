@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-from redco_cli.data.examples import Example
+from redco_cli.data.examples import Example, Indexed
 from redco_cli.data.files import as_patterns
 from redco_cli.data.jsonl import find_fault
 from redco_cli.data.places import file_place
@@ -111,7 +111,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Rows(Sequence[Example]):
+class Rows(Indexed):
     """A `datasets.Dataset` as a plain sequence of dicts. Safe to read from several threads.
 
     Attributes:
@@ -127,15 +127,8 @@ class Rows(Sequence[Example]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        if isinstance(index, slice):
-            return self.__getitems__(range(len(self))[index])
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
+    def one(self, index: int) -> Example:
+        """A row, which may be damaged: then the error says where it is from."""
         with self.reader.explained(f"example {index} cannot be read"):
             return self.dataset[index]  # type: ignore[no-any-return]
 

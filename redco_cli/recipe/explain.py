@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +43,30 @@ def explain(error: ValidationError, where: Callable[[str], str]) -> list[Problem
         if deeper and isinstance(details[0]["input"], dict | list):  # what was meant is clear, and wrong further down
             del by_key[key]
     return [_problem(key, details, where) for key, details in by_key.items()]
+
+
+def matching_paths(patterns: Sequence[str], known: Sequence[str], where: str, meant: Callable[[str], str]) -> list[str]:
+    """Those of the parameter paths that regular expressions of a recipe match whole, in the order of the paths.
+
+    Args:
+        patterns: each must match something.
+        known: paths.
+        where: the place of the patterns.
+        meant: of a pattern that matches nothing, what to write instead.
+
+    Raises:
+        RecipeError: a pattern is malformed or matches nothing.
+    """
+    chosen: set[str] = set()
+    for pattern in patterns:
+        try:
+            matches = {path for path in known if re.fullmatch(pattern, path)}
+        except re.error as error:
+            raise RecipeError(where, f"{pattern!r} is no regular expression: {error}", "escape special signs") from None
+        if not matches:
+            raise RecipeError(where, f"{pattern!r} matches no parameter path", meant(pattern))
+        chosen |= matches
+    return [path for path in known if path in chosen]
 
 
 def refuse_written_consent(origins: Mapping[str, str]) -> None:

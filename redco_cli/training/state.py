@@ -15,6 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from redco_cli.errors import RecipeError
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
+from redco_cli.recipe.explain import matching_paths
 
 
 @jax.tree_util.register_dataclass
@@ -101,15 +102,7 @@ def frozen_paths(params: Params, patterns: Sequence[str], always: Sequence[str],
         RecipeError: an expression is malformed or matches nothing, or nothing is left to train.
     """
     known = paths(params)
-    chosen: set[str] = set()
-    for pattern in patterns:
-        try:
-            matches = {path for path in known if re.fullmatch(pattern, path)}
-        except re.error as error:
-            raise RecipeError(where, f"{pattern!r} is no regular expression: {error}", "escape special signs") from None
-        if not matches:
-            raise RecipeError(where, f"{pattern!r} matches no parameter path", _meant(pattern, known))
-        chosen |= matches
+    chosen = set(matching_paths(patterns, known, where, lambda pattern: _meant(pattern, known)))
     chosen |= {path for path in known if any(re.fullmatch(pattern, path) for pattern in always)}
     if len(chosen) == len(known):
         raise RecipeError(where, "every parameter is frozen", "leave something to train")

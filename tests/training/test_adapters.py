@@ -104,7 +104,7 @@ def test_another_base_is_refused():
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("adapter.targets=[q_proj]", "'q_proj' matches no path"),
+        ("adapter.targets=[q_proj]", "'q_proj' matches no parameter path"),
         ("adapter.targets=[mlp]", "did you mean .*mlp.*? it must match whole paths"),
         ("adapter.targets=['.*norm/scale']", "only products with activations and lookups can carry an adapter"),
         ("adapter={type: dora, targets: [embedding]}", "a table of which rows are looked up, which DoRA does not know"),
