@@ -181,13 +181,14 @@ def is_tied(torch_model: Any) -> bool:
     return bool(torch_model.config.tie_word_embeddings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "mesh"),
     [
         ("llama", "{fsdp: 2, tensor: 2}"),
-        pytest.param("gemma2", "{data: 2, tensor: 2}", marks=pytest.mark.slow),
-        pytest.param("mixtral", "{fsdp: 4}", marks=pytest.mark.slow),
-        pytest.param("gpt2", "{fsdp: 4}", marks=pytest.mark.slow),
+        ("gemma2", "{data: 2, tensor: 2}"),
+        ("mixtral", "{fsdp: 4}"),
+        ("gpt2", "{fsdp: 4}"),
     ],
 )
 def test_what_was_trained_is_what_transformers_computes(family: str, mesh: str) -> None:

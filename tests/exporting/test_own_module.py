@@ -183,6 +183,7 @@ def predictions(file: Path) -> np.ndarray[Any, Any]:
     return np.array([json.loads(line)["prediction"] for line in file.read_text().splitlines()], np.float32)
 
 
+@pytest.mark.slow
 def test_predictions_need_no_labels_that_only_the_model_takes(project: Path) -> None:
     examples = [{"point": point} for point in POINTS]
     found = predictions(predict("runs/own", input=examples))
@@ -194,6 +195,7 @@ def test_predictions_need_no_labels_that_only_the_model_takes(project: Path) -> 
     assert evaluate("runs/own").parameters == "runs/own/checkpoint-4"
 
 
+@pytest.mark.slow
 def test_a_run_is_loaded_from_anywhere(project: Path, trained: Path, tmp_path: Path) -> None:
     newest = outputs("runs/own")
     for same in (project / "runs/own", Path("runs/own/checkpoint-4/"), trained / "runs/own"):
@@ -259,6 +261,7 @@ def test_a_package_and_a_tokenizer_go_along(project: Path, tmp_path: Path) -> No
     np.testing.assert_allclose(in_another_process(tmp_path / "there", tmp_path / "moved"), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_batch_norm_comes_with_its_statistics(project: Path, tmp_path: Path) -> None:
     Path("nets.py").write_text(NETS + NORMED)
     Path("own.py").write_text(PLUGIN.replace("import Net", "import Normed") + STATE)
@@ -337,6 +340,7 @@ def test_an_init_batch_that_cannot_be_used_is_refused(project: Path, text: str, 
     assert message in refused(validate, "recipe.yaml")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_is_built_from_training_data(project: Path) -> None:
     expected = outputs("runs/own")
     checkpoint = Path("runs/own/checkpoint-4")

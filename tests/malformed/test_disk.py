@@ -27,6 +27,7 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_full_before_anything(folder) -> None:
     with full_disk(100):
         error = folder.refused("train", "recipe.yaml")
@@ -86,6 +87,7 @@ def metric_fn(ctx, examples, predictions):
     assert [path.name for path in (folder.root / "run").iterdir() if "tmp" in path.name] == []
 
 
+@pytest.mark.slow
 def test_full_while_predictions_are_written(folder) -> None:
     folder.done("train", "recipe.yaml")
     folder.write(in__jsonl='{"x": [1, 2], "y": 0}\n' * 200)

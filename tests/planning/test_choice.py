@@ -53,6 +53,7 @@ def test_a_cpu_leaves_the_recipe_and_shares_the_batch(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_plenty_of_memory_changes_nothing_but_the_mesh(devices_have, capsys: pytest.CaptureFixture[str]) -> None:
     devices_have(PLENTY)
     job = job_of()

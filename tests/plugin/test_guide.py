@@ -95,6 +95,7 @@ class TestExamples:
             validate("lines.yaml", ["mesh.data=1"])
         assert f"```\n{refused.value}\n```" in GUIDE
 
+    @pytest.mark.slow
     def test_cut_rows_are_told_as_the_guide_says(self, folder, capsys):
         lines = (folder / "lines.jsonl").read_text()
         long = {"question": "2 + " * 20, "answer": "40"}

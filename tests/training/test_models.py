@@ -95,7 +95,7 @@ def logits(run: str, step: int, prefix: str = "['params']") -> np.ndarray:
 
 
 @pytest.mark.usefixtures("distilled")
-@pytest.mark.parametrize("mesh", [pytest.param("mesh.data=1", marks=pytest.mark.slow), CUBE])
+@pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param(CUBE, marks=pytest.mark.slow)])
 def test_a_teacher_is_loaded_and_never_saved(mesh):
     plain = [TEACHER, mesh, "eval.predict=false"]
     train("recipe.yaml", [*plain, "output_dir=whole"])
@@ -131,6 +131,7 @@ def test_a_teacher_is_pinned():
         evaluate("recipe.yaml", plain)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_a_run_needs_what_it_began_with_no_more_but_its_teacher():
     shutil.copytree("teacher", "first")
@@ -141,6 +142,7 @@ def test_a_run_needs_what_it_began_with_no_more_but_its_teacher():
     assert evaluate("run", plain[2:]).examples == 21
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_another_teacher_is_refused():
     plain = ["mesh.data=1", "eval.predict=false"]
@@ -194,6 +196,7 @@ def test_a_reference_without_weights_of_its_own_is_in_checkpoints():
     assert_same_run("run", "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_state_and_export_know_models_of_a_recipe():
     with Path("plugin.py").open("a") as file:
@@ -291,6 +294,7 @@ def test_a_digest_is_of_the_numbers_and_not_of_their_places():
         assert digests({"t": {"w": jax.device_put(other, jax.devices()[0])}}, one) != expected
 
 
+@pytest.mark.slow
 def test_one_of_several_modules_is_exported_and_loaded(tiny_project):
     with (tiny_project / "plugin.py").open("a") as file:
         file.write(ADVERSARIAL)

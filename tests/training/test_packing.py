@@ -241,6 +241,7 @@ def test_data_of_which_nothing_is_left_are_refused(split):
     assert f"data.{split}: {text}" in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_an_example_that_is_left_out_is_counted():
     given = own_plugin('return {"input_ids": ids} if len(ids) > 2 else None')

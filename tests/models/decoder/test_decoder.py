@@ -410,6 +410,7 @@ def model(family="gpt2", **changed):
     return build_decoder(own, config=config, dtype="float32", generation_config=None, where="r.yaml:2: model")
 
 
+@pytest.mark.slow
 def test_the_model_is_called_like_every_named_model():
     built = model("gpt2")
     params = quick(built.init)(jax.random.key(0))
@@ -421,6 +422,7 @@ def test_the_model_is_called_like_every_named_model():
     np.testing.assert_array_equal(by_name, built(params, given.input_ids, given.attention_mask))
 
 
+@pytest.mark.slow
 def test_dropout_needs_a_key_and_follows_it():
     built = model("gpt2")
     params = quick(built.init)(jax.random.key(0))

@@ -231,6 +231,7 @@ def test_compiled_once_for_equal_shapes():
     assert len(traced) > before
 
 
+@pytest.mark.slow
 def test_half_precision_reads_the_prompt_as_a_call_does():
     models = lively("gemma3_text")
     model = own(models, dtype="bfloat16")

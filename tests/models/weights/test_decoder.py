@@ -325,6 +325,7 @@ def beyond_parameters(directory, piece, devices):
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_the_parameters_and_a_few_pieces(tmp_path):
     """112 million parameters: 448 MB, 224 MB on disk, and the largest array 192 MB."""
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 6, "num_attention_heads": 8}

@@ -210,7 +210,7 @@ except RedcoError as error:
 """
 
 
-@pytest.mark.parametrize("stopped", [0, 1, 2])
+@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_process_that_is_asked_to_stop_before_all_have_met_ends_all(stopped):
     """Whether it has come or not; those that come soon after hear of it too."""
     port = free_port()
@@ -309,6 +309,7 @@ def test_a_process_that_is_frozen_is_taken_for_dead(knock):
     assert end.exit_code == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_beats")
 def test_process_0_that_is_frozen_is_taken_for_dead():
     with socket.create_server(("localhost", 0)) as listener, ThreadPoolExecutor(1) as pool:

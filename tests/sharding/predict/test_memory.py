@@ -77,6 +77,7 @@ def test_a_plain_network_is_predicted_to_one_percent():
         assert predicted.temporary == pytest.approx(compiled.temporary, rel=0.01)
 
 
+@pytest.mark.slow
 def test_micro_batches():
     size = SMALL._replace(batch=64)
     predicted, compiled = compared("mlp", size, MESHES["data8"], 4)

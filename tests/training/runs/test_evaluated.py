@@ -36,6 +36,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_same_numbers_as_in_training_on_any_mesh(here: Path, mesh: str) -> None:
     wanted = next(row for row in recorded("run") if (row["kind"], row["step"]) == ("eval", 8))

@@ -59,8 +59,8 @@ def test_devices_and_micro_batches_change_nothing(runs: list[tuple[int, int]]) -
 
 
 def test_evaluation_covers_every_example_once(project: Path) -> None:
-    """21 examples in batches of 8 on 1, 2 and 8 devices: the loss equals a mean taken by hand."""
-    for devices in (1, 2, 8):
+    """21 examples in batches of 8 on 1 and 8 devices: the loss equals a mean taken by hand."""
+    for devices in (1, 8):
         outcome = train("recipe.yaml", [f"mesh.data={devices}", f"output_dir=run-{devices}", "train.steps=5"])
         step, values = outcome.evaluations[-1]
         assert step == 5

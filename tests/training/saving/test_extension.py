@@ -58,6 +58,7 @@ def test_a_finished_run_goes_on_as_if_its_length_had_been_asked_for_at_once(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_wsd_goes_on_from_before_its_decay(capfd: pytest.CaptureFixture[str]) -> None:
     """And the shorter run, with its decay, is still there as a run of its own."""
@@ -134,6 +135,7 @@ def test_patience_counts_on_in_a_longer_run(capfd: pytest.CaptureFixture[str]) -
     assert train("run", ["train.steps=20", "eval.patience=3"]).step > ended.step
 
 
+@pytest.mark.slow
 def test_an_outer_loop_that_returned_is_called_again(project: Path) -> None:
     """It alone knows whether there is more to do, as with its cap."""
     plain = (project / "plugin.py").read_text()

@@ -133,6 +133,7 @@ def test_changed_data_is_refused_until_that_is_accepted(project: Path, capsys: p
     assert "checkpoint-12 goes on with other data, by checkpoint.accept=data: data.eval" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_run_that_ended_by_an_error_goes_on_with_the_repair(capsys: pytest.CaptureFixture[str]) -> None:
     """Also where no checkpoint could be saved of where it ended, as in an outer loop; and once only."""

@@ -104,6 +104,7 @@ def test_a_path_may_differ_as_the_output_directory_does(was: str, is_now: str, e
         assert moved(before, Path("/new/run"), now) == before
 
 
+@pytest.mark.slow
 def test_a_run_that_began_from_a_path_continues_with_the_same_command(project: Path) -> None:
     """Also when that checkpoint is gone; but one that began otherwise is not overwritten."""
     rare = [QUICK, "eval.at_start=false", "eval.every=99"]

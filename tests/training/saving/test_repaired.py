@@ -34,9 +34,8 @@ def metric_of(run: str, step: int) -> float | None:
     return metric
 
 
-@pytest.mark.parametrize(
-    "step", [pytest.param(4, id="midway", marks=pytest.mark.slow), pytest.param(12, id="at the end")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [pytest.param(4, id="midway"), pytest.param(12, id="at the end")])
 def test_an_evaluation_that_failed_is_done_once_the_plugin_is_repaired(project: Path, step: int) -> None:
     """It fails twice: the second time where the run continues with it."""
     settings = [f"eval.every={step}", "train.learning_rate=3.0", "train.warmup=0"]  # no evaluation is the best one

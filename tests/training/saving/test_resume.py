@@ -162,15 +162,10 @@ class Numbered(Stateful):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
-    [
-        "own",
-        *(
-            pytest.param(kind, marks=pytest.mark.slow)
-            for kind in ("datasets", "uncopied", "shuffled", "late", "numbered")
-        ),
-    ],
+    ["own", "datasets", "uncopied", "shuffled", "late", "numbered"],
 )
 def test_a_stream_of_a_plugin_continues_where_it_was_stopped(
     project: Path, kind: str, capsys: pytest.CaptureFixture[str]
