@@ -22,6 +22,9 @@ Arrays = dict[str, np.ndarray]
 Collate = Callable[[list[Example]], Mapping[str, Any]]
 """Examples to a batch: the plugin's `collate_fn`, bound to its context."""
 
+Measure = Callable[[list[Example]], list[int]]
+"""Examples to how long a batch must be for each of them: what the longest of its fields needs."""
+
 _collating = threading.Lock()
 
 
@@ -50,7 +53,7 @@ def collated(
     return check_batch(batch, len(examples), where)
 
 
-def measured(measure: Callable[[list[Example]], list[int]], examples: list[Example], locate: Locate) -> list[int]:
+def measured(measure: Measure, examples: list[Example], locate: Locate) -> list[int]:
     """The lengths of examples that will be collated: what is noted of them is heard then.
 
     Raises:

@@ -25,7 +25,7 @@ from typing import TypeVar, cast
 import numpy as np
 
 from redco_cli.data.batch import BatchPlan, LocalRows, Slice
-from redco_cli.data.collate import Arrays, Collate, collated
+from redco_cli.data.collate import Arrays, Collate, Measure, collated, measured
 from redco_cli.data.examples import Example, Examples, is_indexed
 from redco_cli.data.places import Locate, place_of
 from redco_cli.data.stream import ShuffledStream, ShuffleOrder, StreamPosition, is_seekable, random_state
@@ -66,7 +66,7 @@ def order(n: int, *, seed: int, shuffle: bool) -> Callable[[int], int]:
 
 def train_batches(
     examples: Examples,
-    collate: Callable[[int], Collate],
+    collate: Callable[[int, int], Collate],
     plan: BatchPlan,
     *,
     where: str,
@@ -76,6 +76,7 @@ def train_batches(
     start_step: int = 0,
     stop_step: int | None = None,
     workers: int,
+    measure: Measure | None = None,
     told: Told | None = None,
 ) -> Generator[Arrays, None, None]:
     """The batches of steps start_step, start_step + 1, ...; of each, the part of this process.
@@ -85,7 +86,8 @@ def train_batches(
 
     Args:
         examples: as `load_source` or `check_examples` return them.
-        collate: of a step, examples to its batch; errors reach the consumer unchanged.
+        collate: of a step, and of the length of the longest row of it that only other processes collate (0 where that
+            is not measured), examples to its batch; errors reach the consumer unchanged.
         plan: how a global batch is cut.
         where: the place of `collate_fn`, for errors.
         seed: of the order.
@@ -94,6 +96,7 @@ def train_batches(
         start_step: the first step, in optimizer steps.
         stop_step: the step before which to end; None never ends.
         workers: threads that read ahead.
+        measure: lengths of examples, where a batch of those without a known length is padded by its longest row.
         told: takes what is noted of rows, such as which were cut.
 
     Yields:
@@ -102,10 +105,10 @@ def train_batches(
     """
     rows = plan.rows()
 
-    def finish(step: int, part: list[Example], locate: Locate) -> Arrays:
+    def finish(step: int, part: list[Example], locate: Locate, longest: int = 0) -> Arrays:
         first = step * plan.global_batch_size
         noted = None if told is None else functools.partial(told, [first + row for row in rows])
-        batch = collated(collate(step), part, where, locate, noted)
+        batch = collated(collate(step, longest), part, where, locate, noted)
         return {key: value.reshape(plan.n_micro, plan.share, *value.shape[1:]) for key, value in batch.items()}
 
     if is_indexed(examples):
@@ -120,13 +123,14 @@ def train_batches(
         return
 
     buffer = shuffle_buffer if shuffle else 0
-    yield from _streamed_batches(examples, plan, finish, seed, buffer, start_step, stop_step)
+    yield from _streamed_batches(examples, plan, finish, measure, seed, buffer, start_step, stop_step)
 
 
 def _streamed_batches(
     examples: Iterable[Example],
     plan: BatchPlan,
-    finish: Callable[[int, list[Example], Locate], Arrays],
+    finish: Callable[[int, list[Example], Locate, int], Arrays],
+    measure: Measure | None,
     seed: int,
     buffer: int,
     start_step: int,
@@ -144,14 +148,18 @@ def _streamed_batches(
             examples.journal.mark(step + 1, reading.position)
         if step < start_step:
             return {}
-        mine = [together[row] for row in rows]
-        part = [example for example, _ in mine]
 
         def locate(row: int) -> str:
-            origin = getattr(part[row], "origin", None)  # of a row that is made of several examples
-            return place_of(examples, reading.number(mine[row][1])) if origin is None else str(origin())
+            example, position = together[row]
+            origin = getattr(example, "origin", None)  # of a row that is made of several examples
+            return place_of(examples, reading.number(position)) if origin is None else str(origin())
 
-        return finish(step, part, locate)
+        longest = 0
+        if measure is not None:
+            others = sorted(set(range(len(together))).difference(rows))
+            lengths = measured(measure, [together[row][0] for row in others], lambda row: locate(others[row]))
+            longest = max(lengths, default=0)
+        return finish(step, [together[row][0] for row in rows], lambda row: locate(rows[row]), longest)
 
     # Skipped steps are jobs of their own so that closing does not wait for all of them.
     with contextlib.closing(_read_ahead(read_next, first, stop_step, workers=1)) as batches:

@@ -19,7 +19,8 @@ from redco_cli.row_notes import WITHOUT_LOSS, note_rows, noting
 
 Collate = Callable[..., Mapping[str, Any]]
 """(examples, step=None, length=None) to a batch: the plugin's `collate_fn`, told the steps done before a batch of
-training, and what its rows are padded to (None: `data.max_length`)."""
+training, and what its rows are padded to: tokens, a function of the length of its longest row, or None for
+`data.max_length`."""
 
 
 def encoded_rows(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]) -> list[Mapping[str, Any]]:
@@ -47,9 +48,12 @@ def bound_collate(plugin: LoadedPlugin, ctx: Context) -> Collate:
     """
     ctx = replace(ctx, tokenizer=copy.deepcopy(ctx.tokenizer))
 
-    def collate(examples: Sequence[Example], step: int | None = None, length: int | None = None) -> Mapping[str, Any]:
+    def collate(
+        examples: Sequence[Example], step: int | None = None, length: int | Callable[[int], int] | None = None
+    ) -> Mapping[str, Any]:
         if plugin.encode_fn is not None:
             examples = encoded_rows(plugin, ctx, examples)
+        length = length(max(map(_length, examples))) if callable(length) else length
         told = replace(ctx, step=step, length=ctx.recipe.data.max_length if length is None else length)
         batch: Mapping[str, Any] = call_collate(plugin, told, examples)
         return batch
@@ -60,7 +64,11 @@ def bound_collate(plugin: LoadedPlugin, ctx: Context) -> Collate:
 def bound_measure(plugin: LoadedPlugin, ctx: Context) -> Callable[[Sequence[Example]], list[int]]:
     """Of examples, what the longest field of each needs, by a plugin with an `encode_fn`; in any thread, as above."""
     ctx = replace(ctx, tokenizer=copy.deepcopy(ctx.tokenizer))
-    return lambda examples: [max(map(len, row.values())) for row in encoded_rows(plugin, ctx, examples)]
+    return lambda examples: [_length(row) for row in encoded_rows(plugin, ctx, examples)]
+
+
+def _length(row: Mapping[str, Any]) -> int:
+    return max(map(len, row.values()))
 
 
 def _encoded_now(plugin: LoadedPlugin, ctx: Context, example: Example, number: int) -> Row | None:

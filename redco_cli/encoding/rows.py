@@ -15,7 +15,8 @@ from redco_cli.data.encoded.encode import encoded_once
 from redco_cli.data.encoded.parallel import Others
 from redco_cli.data.encoded.rows import IDS, Rows
 from redco_cli.data.encoded.store import Encoded
-from redco_cli.data.encoded.windows import RowStream
+from redco_cli.data.encoded.texts import TextStream
+from redco_cli.data.encoded.windows import EncodedStream, RowStream
 from redco_cli.data.examples import is_indexed
 from redco_cli.encoding.identity import kept_at
 from redco_cli.errors import DataError, PluginError, RecipeError
@@ -77,8 +78,7 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
         kept: whether what is encoded is kept on disk.
 
     Returns:
-        The examples themselves where the plugin has no `encode_fn`; and where they are streamed and each text is a row,
-        which is encoded with its batch.
+        The examples themselves where the plugin has no `encode_fn`.
 
     Raises:
         DataError, PluginError: an example cannot be encoded, or there is nothing to learn.
@@ -89,8 +89,7 @@ def rows_of(plugin: LoadedPlugin, ctx: Context, examples: Any, where: str, *, ke
     data, place = ctx.recipe.data, f"{plugin.file}: encode_fn"
     packed = data.packing is not False and _packs(ctx.models)
     if not is_indexed(examples):
-        is_windowed = packed or data.overflow != "truncate"
-        return _row_stream(plugin, ctx, examples, place, where, packed=packed) if is_windowed else examples
+        return _stream_of(plugin, ctx, examples, place, where, packed=packed)
     directory = kept_at(plugin, ctx, examples) if kept else None
     every = process_allgather("encoded data is kept", [directory is not None, platform.node()])
     in_turn = all(is_kept for is_kept, _ in every)
@@ -138,10 +137,10 @@ def _rows(ctx: Context, encoded: Encoded, place: str, *, packed: bool) -> Rows:
     return Rows(encoded, data.max_length, data.overflow, packed=packed, ignored=IGNORED_LABEL)
 
 
-def _row_stream(
+def _stream_of(
     plugin: LoadedPlugin, ctx: Context, examples: Any, place: str, where: str, *, packed: bool
-) -> RowStream:
-    """The rows of a stream; every process makes all of them, and takes its share of each batch."""
+) -> EncodedStream:
+    """The rows of a stream, of which every process makes all; or its texts where each of them is a row."""
     ctx = replace(ctx, tokenizer=copy.deepcopy(ctx.tokenizer))  # for a thread of its own
     data = ctx.recipe.data
 
@@ -151,16 +150,13 @@ def _row_stream(
             _check_positions(rows, ctx.models, where)
         return rows
 
-    stream = RowStream(
-        examples,
-        Encoder(plugin, ctx, admit_tokenizer),
-        pack,
-        window=data.shuffle_buffer,
-        seed=ctx.recipe.seed if data.shuffle else None,
-        where=place,
-        name=where,
-    )
-    _check_agreed(stream.first, place)
+    encode = Encoder(plugin, ctx, admit_tokenizer)
+    stream: EncodedStream = TextStream(examples, encode, pack, place, where)
+    if packed or data.overflow != "truncate":
+        seed = ctx.recipe.seed if data.shuffle else None
+        stream = RowStream(examples, encode, pack, window=data.shuffle_buffer, seed=seed, where=place, name=where)
+    if isinstance(stream, RowStream) or data.buckets is not False:  # else nothing depends on what others read
+        _check_agreed(stream.first, place)
     return stream
 
 
@@ -215,7 +211,7 @@ def _check_aligned(encoded: Any, where: str) -> None:
 
 def first_examples(examples: Any, count: int) -> list[Example]:
     """The first `count` examples or rows, or all when there are fewer."""
-    examples = examples.first if isinstance(examples, RowStream) else examples
+    examples = examples.first if isinstance(examples, EncodedStream) else examples
     if hasattr(examples, "__len__"):
         return [examples[index] for index in range(min(count, len(examples)))]
     return [example for example, _ in zip(examples, range(count), strict=False)]

@@ -17,7 +17,7 @@ from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.data.collate import collated
 from redco_cli.data.encoded.encode import described
 from redco_cli.data.encoded.rows import Rows
-from redco_cli.data.encoded.windows import RowStream
+from redco_cli.data.encoded.windows import EncodedStream, looked_at
 from redco_cli.data.mixture import Mixture
 from redco_cli.data.places import Locate, place_of
 from redco_cli.encoding.rows import first_examples
@@ -94,14 +94,13 @@ def _per_source(job: Job) -> dict[str, int]:
 def _encoded(job: Job) -> dict[str, Any]:
     """The lengths of texts, and the rows made of them, where a plugin has an `encode_fn`."""
     found: dict[str, Any] = {}
-    for split, rows in (("train", job.train_rows), ("eval", job.eval_rows)):
-        streamed = {}
-        if isinstance(rows, RowStream):
-            streamed, rows = {"of the first": len(rows.first.encoded)}, rows.first
-        if isinstance(rows, Rows):
+    for split, given in (("train", job.train_rows), ("eval", job.eval_rows)):
+        rows = looked_at(given)
+        if rows is not None:
+            streamed = {"of the first": len(rows.encoded)} if isinstance(given, EncodedStream) else {}
             lengths = {**streamed, "tokens": described(rows.encoded.lengths)}
             found[split] = {**lengths, "rows": len(rows), "packed": rows.is_packed}
-            buckets = job.buckets(rows, "train") if split == "train" else None
+            buckets = job.buckets(given, "train") if split == "train" else None
             if buckets is not None:
                 filled = buckets.filled(job.recipe.train.global_batch_size)
                 found[split] |= {"padded_to": list(buckets.lengths), "filled": round(filled, 4)}

@@ -15,10 +15,12 @@ from jax.sharding import Mesh
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.console import note, warn
 from redco_cli.data.batch import BatchPlan
-from redco_cli.data.collate import Collate, collated
-from redco_cli.data.encoded.windows import RowStream
+from redco_cli.data.collate import Collate, Measure, collated
+from redco_cli.data.encoded.windows import EncodedStream, RowStream, looked_at
+from redco_cli.data.examples import is_indexed
 from redco_cli.data.loader import order, train_batches
 from redco_cli.data.places import place_of
+from redco_cli.encoding.collate import bound_measure
 from redco_cli.job import PROBED_EXAMPLES, Job
 from redco_cli.row_notes import Notes, RowCounts
 from redco_cli.runtime.mesh import batch_sharding, counted_rows, local_rows, put
@@ -97,10 +99,10 @@ def device_batches(
         start_step=steps.start,
         stop_step=steps.stop,
         workers=recipe.data.workers,
+        measure=_measure(job, examples),
         told=told,
     )
-    step = steps.start
-    ahead: deque[DeviceBatch] = deque()
+    step, ahead = steps.start, deque[DeviceBatch]()
     with closing(host):
         while True:
             while len(ahead) < READ_AHEAD:
@@ -136,19 +138,23 @@ def compile_ahead(job: Job, mesh: Mesh, step: Program, state: Any, examples: Any
     Raises:
         DeviceError: the devices have too little memory.
     """
-    buckets, size = job.buckets(examples, "train"), job.recipe.train.global_batch_size
+    buckets, known, size = job.buckets(examples, "train"), looked_at(examples), job.recipe.train.global_batch_size
     missing = () if buckets is None else [one for one in buckets.lengths if one not in step.lengths]
-    if buckets is None or not missing or not steps:
+    if buckets is None or known is None or not missing or not steps:
         return
-    needed = _needed_lengths(_step_lengths(job, examples, seed), missing, steps[: -(-LOOKED_AT // size)])
-    lengths = [one for one in missing if one in needed or size * len(steps) > LOOKED_AT]
+    lengths, by = missing, ""
+    if is_indexed(examples):
+        needed = _needed_lengths(_step_lengths(job, examples, seed), missing, steps[: -(-LOOKED_AT // size)])
+        lengths = [one for one in missing if one in needed or size * len(steps) > LOOKED_AT]
+    elif job.recipe.data.buckets == "auto":
+        by = f", chosen by the first {len(known.encoded)} examples"
     chosen, collate = buckets.shortest(min(size, PROBED_EXAMPLES)), job.collate("train")
-    rows = [examples[index] for index in chosen]
+    rows = [known[index] for index in chosen]
     count, micro, sharding = size // micro_batch_size(job.recipe), micro_batch_size(job.recipe), batch_sharding(mesh, 1)
 
     def shaped(length: int) -> dict[str, jax.ShapeDtypeStruct]:
         bound = functools.partial(collate, step=steps.start, length=length)
-        batch = collated(bound, rows, job.collate_place, lambda row: place_of(examples, chosen[row]))
+        batch = collated(bound, rows, job.collate_place, lambda row: place_of(known, chosen[row]))
         shapes = {name: (count, micro, *leaf.shape[1:]) for name, leaf in batch.items()}
         return {name: jax.ShapeDtypeStruct(shapes[name], leaf.dtype, sharding=sharding) for name, leaf in batch.items()}
 
@@ -156,7 +162,7 @@ def compile_ahead(job: Job, mesh: Mesh, step: Program, state: Any, examples: Any
     programs = len({str(batch) for batch in batches.values()})  # a collate_fn may pad to data.max_length regardless
     if programs > 1 and not step.lengths:
         *others, last = map(str, lengths)
-        note(f"rows of {', '.join(others)} or {last} tokens: {programs} train steps are compiled")
+        note(f"rows of {', '.join(others)} or {last} tokens{by}: {programs} train steps are compiled")
     for length, batch in batches.items():
         step.compiled(state, batch, length=length)
 
@@ -171,14 +177,28 @@ def _needed_lengths(padded: Callable[[int], int | None], lengths: Sequence[int],
     return needed
 
 
-def _collates(job: Job, examples: Any, seed: int, done: int) -> Callable[[int], Collate]:
-    """Of a step, what makes its batch; see `device_batches`."""
-    collate, padded = job.collate("train"), _step_lengths(job, examples, seed)
-    return lambda step: functools.partial(collate, step=step + done, length=padded(step))
+def _collates(job: Job, examples: Any, seed: int, done: int) -> Callable[[int, int], Collate]:
+    """Of a step, and of the longest row of other processes in it, what makes its batch; see `device_batches`."""
+    collate, buckets = job.collate("train"), job.buckets(examples, "train")
+    if buckets is None or is_indexed(examples):
+        padded = _step_lengths(job, examples, seed)
+        return lambda step, longest: functools.partial(collate, step=step + done, length=padded(step))
+
+    def of_step(step: int, longest: int) -> Collate:
+        return functools.partial(collate, step=step + done, length=lambda own: buckets.holding(max(own, longest)))
+
+    return of_step
+
+
+def _measure(job: Job, examples: Any) -> Measure | None:
+    """The lengths of examples that other processes collate, where these are not known beforehand and count."""
+    if not isinstance(examples, EncodedStream) or job.buckets(examples, "train") is None:
+        return None
+    return bound_measure(job.plugin, job.context("train"))
 
 
 def _step_lengths(job: Job, examples: Any, seed: int) -> Callable[[int], int | None]:
-    """Of a step, what the rows of its global batch are padded to; None where that does not vary."""
+    """Of a step of examples of known length, what its rows are padded to; None where that does not vary."""
     buckets, size = job.buckets(examples, "train"), job.recipe.train.global_batch_size
     if buckets is None:
         return lambda step: None

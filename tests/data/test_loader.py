@@ -39,7 +39,7 @@ class Endless:
 def train(examples, plan, **changed):
     settings = {"seed": 0, "shuffle": True, "shuffle_buffer": 7, "workers": 2, "where": WHERE}
     given = changed.pop("collate", collate)
-    return train_batches(examples, lambda _: given, plan, **(settings | changed))
+    return train_batches(examples, lambda *_: given, plan, **(settings | changed))
 
 
 def ids(examples, plan, **changed):

@@ -50,7 +50,7 @@ def ids(examples, batch=4, *, start=0, stop, buffer=7, seed=0, shuffle=True):
 
     batches = train_batches(
         examples,
-        lambda _: collate,
+        lambda *_: collate,
         BatchPlan(batch, batch),
         where="p.py: collate_fn",
         seed=seed,
@@ -186,7 +186,7 @@ def test_files_go_on_in_another_process(tmp_path, form, limit, shuffle):
             return {"id": np.array([int(example.get("id", example.get("text"))) for example in some])}
 
         settings = {"seed": 0, "shuffle": shuffle, "shuffle_buffer": 9, "workers": 1, "where": "p.py"}
-        with closing(train_batches(examples, lambda _: collate, plan, **settings, **rest)) as batches:
+        with closing(train_batches(examples, lambda *_: collate, plan, **settings, **rest)) as batches:
             return [batch["id"].ravel().tolist() for batch in batches]
 
     examples = opened()

@@ -15,12 +15,17 @@ from redco_cli import predict, train
 from redco_cli.data.loader import order
 from redco_cli.encoding.rows import refuse_unencoded
 from redco_cli.errors import RecipeError
+from redco_cli.job import prepare
 from redco_cli.prediction import predictor
 from redco_cli.recipe.data import DataSection
+from redco_cli.recipe.load import load_recipe
 from redco_cli.run import validate
+from redco_cli.runtime.mesh import make_mesh
+from redco_cli.training.input_pipeline import compile_ahead, device_batches
 from redco_cli.training.records.metrics import read_records
+from redco_cli.training.records.speed import Meter
 from tests.runtime.multiprocess.processes import run_several, same
-from tests.training.tiny import final_state
+from tests.training.tiny import assert_same_run, final_state, interrupted
 
 RECIPE = """
 model: {config: {model_type: llama, hidden_size: 8, intermediate_size: 16, num_hidden_layers: 1,
@@ -144,6 +149,56 @@ def test_auto_chooses_by_the_texts_and_validate_says_so():
     assert found["padded_to"] == [32, 64]
     assert 0.2 < found["filled"] < 0.6
     assert "input_ids int32[2, 64]" in document["batch"]
+
+
+STREAMED = ["data.streaming=true", "data.shuffle_buffer=7", "data.eval=null", "eval.every=null"]
+
+
+@pytest.mark.usefixtures("project")
+def test_a_stream_is_compiled_ahead_for_its_lengths_and_padded_by_them(capfd):
+    """As a run does, up to its step; in two micro-batches on two devices."""
+    job = prepare(load_recipe("recipe.yaml", STREAMED, {}), stages=["train"])
+    mesh = make_mesh({"data": 2, "fsdp": 1, "tensor": 1}, str)
+    compiled = []
+    step = SimpleNamespace(lengths=set(), compiled=lambda _state, batch, length: compiled.append((batch, length)))
+    compile_ahead(job, mesh, step, None, job.train_rows, range(6), 0)
+    assert [(batch["input_ids"].shape, length) for batch, length in compiled] == [((2, 2, 128), 128), ((2, 2, 32), 32)]
+    assert "rows of 32 or 128 tokens: 2 train steps are compiled" in capfd.readouterr().err
+    with contextlib.closing(device_batches(job, mesh, Meter(), job.train_rows, range(12), 0)) as batches:
+        found = [(batch, counts) for batch, counts in batches]
+    lengths = [batch["input_ids"].shape[-1] for batch, _ in found]
+    assert set(lengths) == {32, 128}
+    longest = [int(np.asarray(batch["attention_mask"]).sum(-1).max()) for batch, _ in found]
+    assert lengths == [32 if most <= 32 else 128 for most in longest]
+    assert [positions for _, (_, _, positions) in found] == [4 * length for length in lengths]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+def test_a_streamed_run_has_the_losses_of_one_without_buckets_and_is_continued_exactly(capfd):
+    settings = [*STREAMED, "data.buckets=auto", "train.schedule=constant"]
+    train("recipe.yaml", [*settings, "output_dir=whole"])
+    said = capfd.readouterr().err
+    assert "rows of 32, 64 or 128 tokens, chosen by the first 40 examples: 3 train steps are compiled\n" in said
+    assert len(re.findall(r"compiling train step", said)) == 3
+    for step in (2, 5):
+        interrupted(step, *settings, "output_dir=part")
+    train("recipe.yaml", [*settings, "output_dir=part"])
+    assert_same_run("part", "whole", 6)
+    others = ["train.micro_batch_size=4", "mesh={data: 1, fsdp: 2, tensor: 2}"]
+    train("recipe.yaml", [*settings, "data.buckets=false", "output_dir=plain", *others])
+    pairs = zip(records("whole"), records("plain"), strict=True)
+    assert all(one["loss"] == pytest.approx(other["loss"], rel=1e-5) for one, other in pairs)
+    assert max(record["padding"] for record in records("whole")) < min(record["padding"] for record in records("plain"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("project")
+def test_two_processes_pad_a_stream_alike():
+    run_several(["train", "recipe.yaml", *STREAMED, "output_dir=many"], 2, 1)
+    train("recipe.yaml", [*STREAMED, "output_dir=once"])
+    same("many", "once")
 
 
 def test_lengths_need_an_encode_fn():

@@ -1,7 +1,8 @@
 """What the rows of a batch are padded to: the shortest of a few lengths that holds the longest of them.
 
 A step is compiled for one length, so there are few, known beforehand. All micro-batches and processes of a step share
-its length. It follows from the lengths of rows alone, which every process knows, so that nobody has to be asked.
+its length. It follows from the lengths of rows alone, which every process knows, so that nobody has to be asked: of a
+stream every process encodes all rows of a step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from redco_cli.data.encoded.packing import Numbers
-from redco_cli.data.encoded.rows import Rows
+from redco_cli.data.encoded.windows import EncodedStream, looked_at
 from redco_cli.recipe.data import DataSection
 
 LENGTHS = 4
@@ -31,7 +32,7 @@ class Buckets:
 
     Attributes:
         lengths: ascending; the last holds every row, as far as rows may be padded at all.
-        rows: tokens of each row.
+        rows: tokens of each row; of a stream those of its first examples.
     """
 
     lengths: tuple[int, ...]
@@ -39,7 +40,10 @@ class Buckets:
 
     def of(self, indices: Sequence[int] | Numbers) -> int:
         """The length of a batch that holds these rows."""
-        longest = int(self.rows[np.asarray(indices)].max())
+        return self.holding(int(self.rows[np.asarray(indices)].max()))
+
+    def holding(self, longest: int) -> int:
+        """The length of a batch whose longest row has so many tokens."""
         return next((length for length in self.lengths if length >= longest), self.lengths[-1])
 
     def filled(self, together: int) -> float:
@@ -63,24 +67,29 @@ class Buckets:
 
 
 def buckets_of(section: DataSection, rows: Any, known: Any, together: int, most: int = LENGTHS) -> Buckets | None:
-    """What rows are padded to; None where all are to `data.max_length`: packed, streamed, or not encoded.
+    """What rows are padded to; None where all are to `data.max_length`: packed, or not encoded.
 
     Args:
         section: of the recipe.
         rows: what a loss reads, the recipe's or others; others are padded to lengths of the recipe's.
-        known: the recipe's.
+        known: the recipe's. Of a stream the first examples say which lengths there are, besides `data.max_length`.
         together: how many rows share a length; 1 where they are sorted by it.
         most: how many lengths are chosen at most.
     """
-    if section.buckets is False or not isinstance(rows, Rows) or rows.is_packed or not isinstance(known, Rows):
+    own, recipe = looked_at(rows), looked_at(known)
+    if section.buckets is False or own is None or own.is_packed or recipe is None:
         return None
+    streamed = isinstance(known, EncodedStream)
     if section.buckets == "auto":
-        lengths = chosen_lengths(known.lengths, section.max_length, together, most)
+        lengths = chosen_lengths(recipe.lengths, section.max_length, together, most)
+        if streamed and lengths[-1] < section.max_length:
+            lengths = chosen_lengths(recipe.lengths, section.max_length, together, most - 1)
     else:
-        lengths = given_lengths(section.buckets, known.lengths, section.max_length)
-    if rows is not known and lengths[-1] < section.max_length:
+        longest = section.max_length if streamed else int(recipe.lengths.max())
+        lengths = given_lengths(section.buckets, longest, section.max_length)
+    if (streamed or rows is not known) and lengths[-1] < section.max_length:
         lengths = (*lengths, section.max_length)
-    return Buckets(lengths, rows.lengths)
+    return Buckets(lengths, own.lengths)
 
 
 def chosen_lengths(rows: Numbers, capacity: int, together: int, most: int = LENGTHS) -> tuple[int, ...]:
@@ -126,13 +135,13 @@ def chosen_lengths(rows: Numbers, capacity: int, together: int, most: int = LENG
     return next(row[-1] for total, row in zip(totals, choices, strict=True) if total <= enough)
 
 
-def given_lengths(given: Sequence[int], rows: Numbers, capacity: int) -> tuple[int, ...]:
+def given_lengths(given: Sequence[int], longest: int, capacity: int) -> tuple[int, ...]:
     """The lengths of a recipe, ascending, as far as rows need them; `data.max_length` where rows are longer.
 
-    >>> given_lengths([64, 32, 128], np.array([10, 40]), 256), given_lengths([32], np.array([10, 40]), 256)
+    >>> given_lengths([64, 32, 128], 40, 256), given_lengths([32], 40, 256)
     ((32, 64), (32, 256))
     """
-    lengths, longest = sorted({*given, capacity}), int(rows.max())
+    lengths = sorted({*given, capacity})
     shorter = tuple(itertools.takewhile(lambda length: length < longest, lengths))
     return (*shorter, *lengths[len(shorter) : len(shorter) + 1])
 

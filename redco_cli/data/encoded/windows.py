@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -20,11 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from redco_cli.data.digests import FIRST
 from redco_cli.data.encoded.encode import encoded_part
 from redco_cli.data.encoded.outcome import Encode
 from redco_cli.data.encoded.rows import IDS, Row, Rows
 from redco_cli.data.encoded.store import Encoded
+from redco_cli.data.encoded.texts import TextStream, first_digest, first_rows
 from redco_cli.data.examples import Example
 from redco_cli.data.places import place_of
 from redco_cli.data.stream import Journal, is_seekable, random_state
@@ -32,8 +31,6 @@ from redco_cli.errors import DataError
 from redco_cli.row_notes import RowCounts
 
 T = TypeVar("T")
-LOOKED_AT = 1000
-"""Examples of a stream by which it is looked at before anything is trained."""
 
 
 @dataclass(frozen=True)
@@ -108,24 +105,13 @@ class RowStream(Iterable[Row]):
 
     @functools.cached_property
     def first(self) -> Rows:
-        """Rows of the first examples, at most 1000 of them, to look at.
-
-        Raises:
-            DataError, PluginError: one cannot be encoded, or nothing is left of them.
-        """
-        count, notes, encoded = self._encoded(itertools.islice(self.examples, LOOKED_AT), 0)
-        rows = None if encoded is None else self.pack(encoded)
-        if rows is None or not len(rows):
-            noted = RowCounts(count, notes if rows is None else rows.notes()).line()
-            problem = f"nothing is left of its first {count} examples: {noted}"
-            raise DataError(self.name, problem, "correct the data, or raise data.max_length")
-        return rows
+        """Rows of the first examples, to look at; see `first_rows`."""
+        return first_rows(self.examples, self._encode, self.pack, where=self._where, name=self.name)
 
     @property
     def digest(self) -> str:
-        """Of the tokens of the examples by which streams are told apart: other tokens have another."""
-        texts = self.first.encoded
-        return hashlib.sha256(texts.content(range(min(len(texts), FIRST)))).hexdigest()[:16]
+        """Of the tokens of the examples by which streams are told apart; see `first_digest`."""
+        return first_digest(self.first)
 
     def rows_of(self, examples: Iterable[Example], epoch: int, first: int) -> tuple[int, Rows | None]:
         """How many examples a window has, and its rows, which are counted; None where all are left out.
@@ -235,6 +221,17 @@ class OpenRows:
             return list(range(count))
         order: list[int] = random_state(seed, self._epoch, first // self._stream.window + 1).permutation(count).tolist()
         return order
+
+
+EncodedStream = RowStream | TextStream
+"""Examples without a length that a plugin with an `encode_fn` reads."""
+
+
+def looked_at(rows: Any) -> Rows | None:
+    """Rows of known length, or of a stream those of its first examples; None where nothing is known of lengths."""
+    if isinstance(rows, EncodedStream):
+        return rows.first
+    return rows if isinstance(rows, Rows) else None
 
 
 def _one_ahead(items: Generator[T, None, None], stopped: threading.Event) -> Generator[T, None, None]:

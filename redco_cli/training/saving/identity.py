@@ -23,7 +23,7 @@ from typing import Any
 from redco_cli.console import CountProgress, note, warn
 from redco_cli.data.digests import FileDigests, alike
 from redco_cli.data.encoded.rows import Rows
-from redco_cli.data.encoded.windows import RowStream
+from redco_cli.data.encoded.windows import EncodedStream
 from redco_cli.data.mixture import split_digests
 from redco_cli.errors import DataError, Interrupted, PluginError, RecipeError, RedcoError, Requeue
 from redco_cli.job import Job
@@ -85,7 +85,7 @@ class Identity:
                 sources, plugin = self.job.recipe.data.sources(split), Path(self.job.plugin.file).resolve().parent
                 digests = split_digests(sources, examples, self.job.loaded.directory, plugin, known)
                 rows = self.job.train_rows if split == "train" else self.job.eval_rows
-                if isinstance(rows, Rows) or (isinstance(rows, RowStream) and digests):
+                if isinstance(rows, Rows) or (isinstance(rows, EncodedStream) and digests):
                     digests[_TOKENS] = rows.digest
                 found |= {f"data.{split}: {name}": digest for name, digest in digests.items()}
         return found

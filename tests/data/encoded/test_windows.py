@@ -71,7 +71,7 @@ def collate(rows):
 def batches(rows, *, start=0, stop, batch=4):
     made = train_batches(
         rows,
-        lambda _: collate,
+        lambda *_: collate,
         BatchPlan(batch, batch),
         where="p.py: collate_fn",
         seed=0,
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_a_row_has_the_places_of_its_examples():
 
     settings = {"seed": 0, "shuffle": False, "shuffle_buffer": 1, "workers": 1, "where": "p.py"}
     with (
-        closing(train_batches(rows, lambda _: refuse, BatchPlan(8, 8), **settings)) as made,
+        closing(train_batches(rows, lambda *_: refuse, BatchPlan(8, 8), **settings)) as made,
         pytest.raises(DataError, match=r"^examples\[\d+\], examples\[\d+\].*: odd"),
     ):
         next(made)
