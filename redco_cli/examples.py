@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from redco_cli.console import warn
+from redco_cli.console import note, warn
 from redco_cli.data.examples import check_examples, is_indexed
+from redco_cli.data.mixed.streams import MixedStream, Source
 from redco_cli.data.mixture import Mixture, Part
 from redco_cli.data.resumable import ResumableStream, is_resumable
 from redco_cli.data.source import load_source
@@ -54,6 +55,8 @@ def find_examples(loaded: LoadedRecipe, plugin: LoadedPlugin, ctx: Context, spli
         return _without_eval(loaded, plugin, wholes) if wholes else None
     if len(wholes) == 1 and not isinstance(getattr(data, split), tuple):
         return next(iter(wholes.values()))
+    if wholes and not all(is_indexed(one) for one in wholes.values()):
+        return _mixed(loaded, wholes)
     return Mixture([_weighed(loaded, key, Part.whole(one)) for key, one in wholes.items()]) if wholes else None
 
 
@@ -96,6 +99,23 @@ def _without_eval(loaded: LoadedRecipe, plugin: LoadedPlugin, wholes: Mapping[st
         kept.append(_weighed(loaded, key, rest))
         held.append(out)
     return Mixture(kept, Mixture(held))
+
+
+def _mixed(loaded: LoadedRecipe, wholes: Mapping[str, Any]) -> MixedStream:
+    """Several streams as one."""
+    sections = loaded.recipe.data.sources("train")
+    sources = [
+        Source(one, getattr(sections[key], "weight", 1.0), one.expected, loaded.where(key))
+        for key, one in wholes.items()
+    ]
+    mixed = MixedStream(sources, in_turn=not loaded.recipe.data.shuffle)
+    if not mixed.is_spread:
+        unknown = ", ".join(key for key, source in zip(wholes, sources, strict=True) if source.expected is None)
+        note(
+            f"{loaded.where('data.train')}: nobody knows how long {unknown} is, so that examples come in proportion to "
+            "the weights alone, and at the end of an epoch those of the longest"
+        )
+    return mixed
 
 
 def _weighed(loaded: LoadedRecipe, key: str, part: Part) -> Part:

@@ -7,5 +7,5 @@ Start with `loader`: the order of examples, and threads that read batches ahead 
 saved datasets and the Hugging Face hub through `datasets` (`files`, `reader`, `jsonl` find and read them, and tell what
 is damaged; `verbatim` keeps text text, `places` says where an example is from). `collate` makes a batch of examples,
 `batch` says which rows a process collates, `examples` what an example is. `stream` is the order of data
-without a length and how it is resumed; `resumable` opens such data at a bookmark.
+without a length and how it is resumed; `resumable` opens such data at a bookmark, `mixed` makes one of several.
 """

@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from redco_cli.data.digests import FileDigests, example_digests, source_digests
 from redco_cli.data.examples import Example, Indexed
 from redco_cli.data.loader import fetch
+from redco_cli.data.mixed.choice import HELD_OUT, WEIGHED, Numbers, drawn, one_of_each
+from redco_cli.data.mixed.streams import MixedStream
 from redco_cli.data.places import place_of
 from redco_cli.recipe.data import SourceSection
-
-Numbers = NDArray[np.int64]
-_HELD_OUT, _WEIGHED = 1, 2
-"""What numbers are drawn for: who is held out says nothing of who is left out by a weight."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +47,17 @@ class Part:
         """What is left, and what is held out: either may be empty where there are few."""
         numbers = self.numbers
         if isinstance(held_out, Fraction):
-            chosen = _one_of_each(held_out, int(numbers.max(initial=-1)) + 1)
-            chosen = chosen if len(chosen) else _drawn(numbers, min(1, len(numbers)), _HELD_OUT)
+            chosen = one_of_each(held_out, int(numbers.max(initial=-1)) + 1, HELD_OUT)
+            chosen = chosen if len(chosen) else drawn(numbers, min(1, len(numbers)), HELD_OUT)
         else:
-            chosen = _drawn(numbers, min(held_out, len(numbers)), _HELD_OUT)
+            chosen = drawn(numbers, min(held_out, len(numbers)), HELD_OUT)
         is_held = np.isin(numbers, chosen)
         return Part(self.examples, numbers[~is_held]), Part(self.examples, numbers[is_held])
 
     def weighed(self, weight: float) -> Part:
         """Each example as often as the weight says; of its fraction the same examples always."""
         times, rest = divmod(Fraction(str(weight)), 1)
-        some = _drawn(self.numbers, round(rest * len(self.numbers)), _WEIGHED)
+        some = drawn(self.numbers, round(rest * len(self.numbers)), WEIGHED)
         return Part(self.examples, np.concatenate([*(self.numbers,) * times, some]))
 
 
@@ -135,34 +132,12 @@ def split_digests(
     Raises:
         DataError: a file cannot be read.
     """
-    is_mixed = isinstance(examples, Mixture)
-    wholes = [part.examples for part in examples.parts] if is_mixed else [examples]
+    is_mixed = isinstance(examples, Mixture | MixedStream)
+    parts = examples.sources if isinstance(examples, MixedStream) else getattr(examples, "parts", ())
+    wholes = [part.examples for part in parts] if is_mixed else [examples]
     found = {"choice of examples": examples.choice} if is_mixed else {}
     for number, whole in enumerate(wholes):
         section = [*sources.values()][number] if sources else None
         one = example_digests(whole, plugin) if section is None else source_digests(section, whole, directory, known)
         found |= {f"source {number}: {name}" if len(wholes) > 1 else name: digest for name, digest in one.items()}
     return found
-
-
-def _one_of_each(share: Fraction, count: int) -> Numbers:
-    """Numbers below `count`: one drawn from each stretch of 1/share, so that what follows changes none of them."""
-    stretches = np.arange(count * share.numerator // share.denominator + 1, dtype=np.int64)
-    firsts = -(-stretches * share.denominator // share.numerator)
-    sizes = -(-(stretches + 1) * share.denominator // share.numerator) - firsts
-    chosen = firsts + (_random(stretches, _HELD_OUT) % sizes.astype(np.uint64)).astype(np.int64)
-    return chosen[chosen < count]
-
-
-def _drawn(numbers: Numbers, count: int, purpose: int) -> Numbers:
-    """So many of the numbers, ascending: those whose own draws are the smallest."""
-    return np.sort(numbers[np.argsort(_random(numbers, purpose), kind="stable")[:count]])
-
-
-def _random(numbers: Numbers, purpose: int) -> NDArray[np.uint64]:
-    """A draw for each number that depends on nothing else: the finalizer of splitmix64."""
-    mixed = (numbers.astype(np.uint64) << np.uint64(2)) + np.array([purpose], np.uint64)
-    mixed *= np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-    return mixed ^ (mixed >> np.uint64(31))

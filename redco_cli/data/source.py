@@ -9,6 +9,7 @@ from typing import Any
 
 from redco_cli.data.examples import Examples, check_examples
 from redco_cli.data.files import as_patterns, check_files, find_files, find_path, searched
+from redco_cli.data.mixed.lengths import expected_length
 from redco_cli.data.reader import FILE_FORMATS, Reader, Rows, library
 from redco_cli.data.resumable import ResumableStream
 from redco_cli.data.verbatim import READ_ALIKE
@@ -55,12 +56,15 @@ def load_source(
         if source.limit is not None:
             dataset = dataset.select(range(min(source.limit, len(dataset))))
         return check_examples(Rows(dataset, reader, slices), where(key))
-    dataset = _streamed_split(splits, reader)
+    dataset, length = _streamed_split(splits, reader)
+    if source.limit is not None:
+        dataset, length = dataset.take(source.limit), min(source.limit, length or source.limit)
     stream = ResumableStream(
-        dataset if source.limit is None else dataset.take(source.limit),
+        dataset,
         lambda: reader.explained("an example cannot be read"),
         tell,
         lambda number: reader.example_place(number, source.split),
+        length,
     )
     return check_examples(stream, where(key))
 
@@ -84,7 +88,7 @@ def _open(reader: Reader, streaming: bool, directory: Path) -> Mapping[str, Any]
     local = None if reader.files else _directory(reader, directory)
     with reader.explained("cannot be loaded"):
         if local is not None and ((local / "dataset_dict.json").exists() or (local / "state.json").exists()):
-            return _saved_splits(library().load_from_disk(str(local)), streaming)
+            return _saved_splits(library().load_from_disk(str(local)))
         opened: Mapping[str, Any] = library().load_dataset(
             str(local or source.path),
             source.name,
@@ -111,10 +115,9 @@ def _directory(reader: Reader, directory: Path) -> Path | None:
     return local
 
 
-def _saved_splits(saved: Any, streaming: bool) -> Mapping[str, Any]:
+def _saved_splits(saved: Any) -> Mapping[str, Any]:
     # A dataset saved without its siblings is found by its own split name and by the default of `split`.
-    splits = saved if isinstance(saved, Mapping) else {"train": saved, str(saved.split or "train"): saved}
-    return {name: rows.to_iterable_dataset() if streaming else rows for name, rows in splits.items()}
+    return saved if isinstance(saved, Mapping) else {"train": saved, str(saved.split or "train"): saved}
 
 
 def _split(splits: Mapping[str, Any], reader: Reader) -> tuple[Any, list[tuple[str, range]]]:
@@ -131,13 +134,17 @@ def _split(splits: Mapping[str, Any], reader: Reader) -> tuple[Any, list[tuple[s
     return library().concatenate_datasets([splits[name].select(part) for name, part in slices]), slices
 
 
-def _streamed_split(splits: Mapping[str, Any], reader: Reader) -> Any:
+def _streamed_split(splits: Mapping[str, Any], reader: Reader) -> tuple[Any, int | None]:
+    """A split as a stream, and about how many examples it has, as far as that is known."""
     spec = reader.source.split
     if "[" in spec or "+" in spec:
         problem = f"{spec} given, but data that is streamed has whole splits only"
         raise DataError(reader.place("split"), problem, "use limit, or data.streaming: false")
     _check_splits([spec], splits, reader)
-    return splits[spec]
+    dataset = splits[spec]
+    if hasattr(dataset, "to_iterable_dataset"):  # saved, so that its length is known
+        return dataset.to_iterable_dataset(), len(dataset)
+    return dataset, expected_length(dataset, spec, reader.source.path, reader.files)
 
 
 def _check_splits(names: Sequence[str], splits: Mapping[str, Any], reader: Reader) -> None:

@@ -18,6 +18,7 @@ from redco_cli.data.collate import collated
 from redco_cli.data.encoded.encode import described
 from redco_cli.data.encoded.rows import Rows
 from redco_cli.data.encoded.windows import EncodedStream, looked_at
+from redco_cli.data.mixed.streams import MixedStream
 from redco_cli.data.mixture import Mixture
 from redco_cli.data.places import Locate, place_of
 from redco_cli.encoding.rows import first_examples
@@ -83,9 +84,12 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _per_source(job: Job) -> dict[str, int]:
-    """How many examples an epoch has of each dataset, where there are several."""
+def _per_source(job: Job) -> dict[str, int | str]:
+    """How many examples an epoch has of each dataset, where there are several; of streams, about what share."""
     sources, examples = job.recipe.data.sources("train"), job.train_examples
+    if isinstance(examples, MixedStream) and examples.is_spread:
+        shares = [f"about {share:.0%}" for share in examples.shares]
+        return dict(zip(sources, shares, strict=True))
     if not isinstance(examples, Mixture) or len(sources) < 2:
         return {}
     return {key: len(part.numbers) for key, part in zip(sources, examples.parts, strict=True)}

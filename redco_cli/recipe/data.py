@@ -91,9 +91,6 @@ class DataSection(Section):
         if not self.streaming:
             return self
         remedy = "leave data.streaming out"
-        if isinstance(self.train, tuple):
-            problem = "a list given, but with data.streaming none has a length of which a weight could be a multiple"
-            raise contradiction("data.train", problem, f"{remedy}, or give one dataset, which may be of several files")
         if self.held_out is not None:
             problem = f"{self.eval} given, but with data.streaming the training examples are not known beforehand"
             raise contradiction("data.eval", problem, f"{remedy}, or give data.eval a dataset of its own")

@@ -78,7 +78,6 @@ def test_an_item_that_is_not_there(load, override, said):
         ("data: {eval: 0}", "r.yaml:3: data.eval: 0 given, but"),
         ("data: {train: []}", "r.yaml:3: data.train: [] given, but"),
         ("data: {train: {path: json}, streaming: true, eval: 5%}", "r.yaml:3: data.eval: 5% given, but with"),
-        ("data: {train: [{path: json}], streaming: true}", "r.yaml:3: data.train: a list given, but with"),
     ],
 )
 def test_what_is_refused(load, text, said):
