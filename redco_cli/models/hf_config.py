@@ -1,4 +1,7 @@
-"""From a Hugging Face config to a decoder's, for every family; what is not honoured is refused by name."""
+"""From a Hugging Face config to a decoder's, for every family; what is not honoured is refused by name.
+
+What nothing in transformers reads is a warning instead: see `known_keys`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import ACTIVATIONS
 from redco_cli.models.families.registry import families, family_of, in_old_keys
 from redco_cli.models.families.shared.settings import Settings
+from redco_cli.models.known_keys import warn_unread
 
 _NEVER = {
     "quantization_config": "quantised weights are not read",
@@ -43,9 +47,10 @@ def decoder_config(hf_config: Any, *, where: Callable[[str], str]) -> DecoderCon
     kinds = settings.unread("layer_types")
     if isinstance(kinds, list) and set(map(str, kinds)) == {"full_attention"} and not any(options["windows"]):
         settings("layer_types")  # says what is so anyway
-    settings.finish(family.irrelevant)
+    ignored = settings.finish(family.irrelevant)
     if not isinstance(options["activation"], str) or options["activation"] not in ACTIVATIONS:
         settings.refuse(
             "hidden_act", f"there is no activation {options['activation']!r}", f"choose from: {', '.join(ACTIVATIONS)}"
         )
+    warn_unread(where(ignored[0]) if ignored else "", family.model_type, ignored)
     return DecoderConfig(**options)

@@ -13,6 +13,7 @@ from redco_cli.errors import ModelError
 from redco_cli.models.config.read import local_directory, read_config
 from redco_cli.models.config.tasks import GENERATING, choose_task, flax_class_names
 from redco_cli.models.config.tokenizer import add_rows
+from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.model import DecoderModel, build_decoder
 from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
 from redco_cli.models.families.registry import family_of
@@ -54,18 +55,35 @@ def resolve_model(
 
 
 def _built(section: ModelSection, config: Any, where: Callable[[str], str], remat: Remat) -> HfFlaxModel | DecoderModel:
+    chosen = choose(section, config, where=where)
+    if isinstance(chosen, DecoderConfig):
+        return _decoder(section, config, chosen, where, remat)
+    return _flax(section, config, chosen, where, remat)
+
+
+def choose(section: ModelSection, config: Any, *, where: Callable[[str], str]) -> DecoderConfig | str:
+    """What is built of a config: the decoder's own config, or the task of a Flax class. Reads only.
+
+    Args:
+        section: `model` of the recipe.
+        config: the transformers config; a Flax class gets the `num_labels` of the recipe.
+        where: dotted recipe key to its place.
+
+    Raises:
+        ModelError: as `resolve_model`, but for what only building finds.
+    """
     if section.implementation == "decoder":
-        return _decoder(section, config, where, remat)
+        return _decoder_config(section, config, where)
     family = family_of(config.model_type)
     if section.implementation == "hf_flax" or family is None or not _is_causal(section, config, where):
-        return _flax(section, config, where, remat)
+        return _flax_task(section, config, where)
     try:
-        return _decoder(section, config, where, remat)
+        return _decoder_config(section, config, where)
     except ModelError as refusal:
         if family.flax_honours is None or not getattr(config, family.flax_honours, None):
             raise
         try:
-            return _flax(section, config, where, remat)
+            return _flax_task(section, config, where)
         except ModelError:
             raise refusal from None
 
@@ -92,32 +110,40 @@ def _is_language_model(architecture: str) -> bool:
     return is_bare or architecture.endswith(_LANGUAGE_MODELS)
 
 
-def _flax(section: ModelSection, config: Any, where: Callable[[str], str], remat: Remat) -> HfFlaxModel:
-    if remat in ("dots", "offload"):
-        problem = f"{remat}, but the Flax classes of transformers recompute everything or nothing"
-        raise ModelError(where("train.remat"), problem, "take full or none, or a model that our decoder covers")
+def _flax_task(section: ModelSection, config: Any, where: Callable[[str], str]) -> str:
     task = choose_task(section.task, config, where=where)
     if section.num_labels is not None:
         config.num_labels = section.num_labels
-    source = "model.name" if section.name is not None else "model.config"
     refuse_unsupported(config, task, place=_setting_place(section, where))
-    generation_config = _generation_config(section) if task in GENERATING else None
+    return task
+
+
+def _flax(section: ModelSection, config: Any, task: str, where: Callable[[str], str], remat: Remat) -> HfFlaxModel:
+    if remat in ("dots", "offload"):
+        problem = f"{remat}, but the Flax classes of transformers recompute everything or nothing"
+        raise ModelError(where("train.remat"), problem, "take full or none, or a model that our decoder covers")
     return build_model(
         config,
         task,
         dtype=section.dtype,
-        generation_config=generation_config,
-        where=where(source),
+        generation_config=_generation_config(section) if task in GENERATING else None,
+        where=where("model.name" if section.name is not None else "model.config"),
         remat="full" if remat == "full" else "none",
     )
 
 
-def _decoder(section: ModelSection, config: Any, where: Callable[[str], str], remat: Remat) -> DecoderModel:
+def _decoder_config(section: ModelSection, config: Any, where: Callable[[str], str]) -> DecoderConfig:
     if section.task not in ("auto", "causal_lm"):
         problem = f"the decoder has no {section.task} head"
         raise ModelError(where("model.task"), problem, "it has: causal_lm; or set model.implementation: hf_flax")
+    return decoder_config(config, where=_setting_place(section, where))
+
+
+def _decoder(
+    section: ModelSection, config: Any, own: DecoderConfig, where: Callable[[str], str], remat: Remat
+) -> DecoderModel:
     return build_decoder(
-        decoder_config(config, where=_setting_place(section, where)),
+        own,
         config=config,
         dtype=section.dtype,
         generation_config=_generation_config(section),

@@ -223,7 +223,7 @@ def test_directories_that_are_no_model_are_named(tmp_path):
     assert message.startswith(f"recipe.yaml:3: model.name: the config.json of {tmp_path} cannot be used: ")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     message = refusal(name=str(tmp_path))
-    assert message.startswith("recipe.yaml:3: model: transformers has no Flax class for the model type mamba\n  -> ")
+    assert message.startswith("recipe.yaml:3: model: neither the decoder nor a Flax class of ")
 
 
 def test_remat_where_the_class_has_it():

@@ -1,7 +1,8 @@
 """Reads a model's config: from a hub id, a local directory, or inline from the recipe. No weights are touched.
 
 transformers takes any keyword for a config and keeps a misspelt one as an attribute that nothing reads. Here an inline
-config is compared with what its model type knows, and a key or a kind of value that it does not know is refused.
+config is compared with what its model type knows, and a key or a kind of value that it does not know is refused: it is
+a typo. A published config may hold keys that nothing reads; they are a warning, where the config is used.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from redco_cli.models.config import byte_tokenizer
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tasks import unknown_model_type
 from redco_cli.models.families.registry import family_of
+from redco_cli.models.known_keys import any_rope_key
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.schema import ModelSection
 
@@ -135,8 +137,21 @@ def _check_keys(config_class: Any, given: Mapping[str, Any], key: str, where: Ca
         nested = _nested_class(config_class, name, value, f"{key}.{name}", where)
         if nested is not None and isinstance(value, dict):
             _check_keys(nested, value, f"{key}.{name}", where)
+        elif name == "rope_scaling" and isinstance(value, dict):
+            _check_rope_keys(value, f"{key}.{name}", where)
         else:
             _check_kind(value, defaults.get(name), f"{key}.{name}", where)
+
+
+def _check_rope_keys(given: Mapping[str, Any], key: str, where: Callable[[str], str]) -> None:
+    """Refuses keys that no kind of scaling has: whoever writes one by hand means another."""
+    for name in given:
+        if name not in any_rope_key():
+            raise ModelError(
+                where(f"{key}.{name}"),
+                f"no type of rope_scaling has the setting {name}",
+                did_you_mean(str(name), sorted(any_rope_key())),
+            )
 
 
 def _known_keys(config_class: Any) -> tuple[set[str], dict[str, Any]]:

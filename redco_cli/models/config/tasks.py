@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from redco_cli.errors import ModelError
+from redco_cli.models.families.registry import families
 from redco_cli.recipe.explain import did_you_mean
 
 _MAPPINGS = {
@@ -52,10 +53,16 @@ def choose_task(requested: str, config: Any, *, where: Callable[[str], str]) -> 
     """
     classes = flax_class_names(config.model_type)
     tasks = ", ".join(classes)
-    if not classes:
+    if not classes and config.model_type in families():
         raise ModelError(
             where("model"),
             f"transformers has no Flax class for the model type {config.model_type}",
+            "leave it to the decoder: model.implementation: auto, model.task: causal_lm",
+        )
+    if not classes:
+        raise ModelError(
+            where("model"),
+            f"neither the decoder nor a Flax class of transformers covers the model type {config.model_type}",
             "choose a model of one of the types: " + ", ".join(supported_model_types()),
         )
     if requested != "auto":
@@ -77,11 +84,11 @@ def choose_task(requested: str, config: Any, *, where: Callable[[str], str]) -> 
 
 
 def supported_model_types() -> list[str]:
-    """Every model type with a Flax class for some task, sorted."""
+    """Every model type that the decoder covers, or that has a Flax class for some task, sorted."""
     from transformers.models.auto import modeling_flax_auto
 
     tables = [getattr(modeling_flax_auto, mapping) for mapping in _MAPPINGS.values()]
-    return sorted({model_type for table in tables for model_type in table} | set(_CLIP))
+    return sorted({model_type for table in tables for model_type in table} | set(_CLIP) | set(families()))
 
 
 def unknown_model_type(model_type: object, *, where: Callable[[str], str]) -> ModelError:

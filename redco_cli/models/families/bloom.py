@@ -27,10 +27,7 @@ FAMILIES = (
     Family(
         model_type="bloom",
         read=_bloom,
-        irrelevant=named(
-            "slow_but_exact seq_length offset_alibi masked_softmax_fusion bias_dropout_fusion skip_bias_add "
-            "skip_bias_add_qkv attention_softmax_in_fp32 n_embed num_attention_heads"
-        ),
+        irrelevant=named("slow_but_exact n_embed"),
         names=Names(
             BLOOM_TOP_NAMES | in_layers("transformer.h", BLOOM_LAYER_NAMES), "transformer", {BLOOM_QKV: qkv_by_head}
         ),

@@ -63,7 +63,7 @@ FAMILIES = (
     Family(
         model_type="falcon",
         read=_falcon,
-        irrelevant=named("rope_theta rope_scaling num_kv_heads n_embed ff_factor"),
+        irrelevant=named("rope_theta rope_scaling num_kv_heads n_embed"),
         names=names,
         example={
             "vocab_size": 64,

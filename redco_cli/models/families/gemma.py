@@ -64,7 +64,6 @@ FAMILIES = (
     Family(
         model_type="gemma",
         read=_gemma,
-        irrelevant=named("hidden_activation"),
         names=llama_names(),
         example=_TINY,
         variants=({"hidden_act": "gelu", "tie_word_embeddings": False},),
@@ -72,7 +71,6 @@ FAMILIES = (
     Family(
         model_type="gemma2",
         read=_gemma2,
-        irrelevant=named("hidden_act cache_implementation"),
         names=llama_names(ATTENTION_NAMES, SANDWICH_NAMES, MLP_NAMES),
         example={**_TINY_WINDOWS, "num_hidden_layers": 3},
         variants=(
@@ -83,7 +81,7 @@ FAMILIES = (
     Family(
         model_type="gemma3_text",
         read=_gemma3,
-        irrelevant=named("hidden_act cache_implementation sliding_window_pattern _sliding_window_pattern"),
+        irrelevant=named("sliding_window_pattern _sliding_window_pattern"),
         names=llama_names(ATTENTION_NAMES, SANDWICH_NAMES, MLP_NAMES),
         example={**_TINY_WINDOWS, "sliding_window_pattern": 2},
         variants=(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from redco_cli.models.families.shared.family import Family, Names, Options, in_layers, qkv_by_kind
-from redco_cli.models.families.shared.gpt import SUMMARY, TINY, gpt_dropouts, gpt_sizes
-from redco_cli.models.families.shared.settings import Settings
+from redco_cli.models.families.shared.gpt import TINY, gpt_dropouts, gpt_sizes
+from redco_cli.models.families.shared.settings import Settings, named
 
 NAMES = Names(
     modules={
@@ -52,7 +52,10 @@ FAMILIES = (
     Family(
         model_type="gpt2",
         read=_gpt2,
-        irrelevant=SUMMARY | {"reorder_and_upcast_attn"},
+        irrelevant=named(
+            "summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout "
+            "summary_last_dropout hidden_dropout reorder_and_upcast_attn"
+        ),
         names=NAMES,
         example=TINY,
         variants=(

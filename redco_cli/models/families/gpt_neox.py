@@ -51,7 +51,7 @@ FAMILIES = (
     Family(
         model_type="gpt_neox",
         read=_gpt_neox,
-        irrelevant=named("rotary_pct rotary_emb_base classifier_dropout"),
+        irrelevant=named("rotary_pct rotary_emb_base"),
         names=NAMES,
         rope_keys=RopeKeys(aliases={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}),
         example={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redco_cli.models.decoder.config import Rope
 from redco_cli.models.families.shared.family import Family, Names, Options, in_layers
-from redco_cli.models.families.shared.gpt import SUMMARY, TINY, gpt_dropouts, gpt_sizes
+from redco_cli.models.families.shared.gpt import TINY, gpt_dropouts, gpt_sizes
 from redco_cli.models.families.shared.settings import Settings
 
 NAMES = Names(
@@ -56,7 +56,7 @@ FAMILIES = (
     Family(
         model_type="gptj",
         read=_gptj,
-        irrelevant=SUMMARY | {"n_positions", "rotary", "scale_attn_weights"},
+        irrelevant=frozenset({"n_positions"}),
         names=NAMES,
         example={**TINY, "rotary_dim": 2},
         variants=({"rotary_dim": 4}, {"tie_word_embeddings": True}),

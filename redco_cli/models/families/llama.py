@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redco_cli.models.families.shared.family import Family, Options
 from redco_cli.models.families.shared.lineage import TINY, attention_bias, llama_like, llama_names
-from redco_cli.models.families.shared.settings import Settings, named
+from redco_cli.models.families.shared.settings import Settings
 
 
 def read_llama(s: Settings) -> Options:
@@ -16,7 +16,6 @@ FAMILIES = (
     Family(
         model_type="llama",
         read=read_llama,
-        irrelevant=named("is_llama_config max_sequence_length activation"),
         names=llama_names(),
         example=TINY,
         variants=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redco_cli.models.families.shared.family import Family, Names, Options, in_layers
 from redco_cli.models.families.shared.gpt import gpt_sizes
-from redco_cli.models.families.shared.settings import Settings, named
+from redco_cli.models.families.shared.settings import Settings
 
 NAMES = Names(
     modules={
@@ -61,7 +61,6 @@ FAMILIES = (
     Family(
         model_type="opt",
         read=_opt,
-        irrelevant=named("activation_dropout output_projection"),
         names=NAMES,
         example={
             "vocab_size": 64,

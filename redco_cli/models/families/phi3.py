@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redco_cli.models.families.shared.family import Family, Options, RopeKeys, gate_then_up, qkv_by_kind
 from redco_cli.models.families.shared.lineage import TINY, TINY_IDS, llama_like, llama_names, one_window
-from redco_cli.models.families.shared.settings import Settings, named
+from redco_cli.models.families.shared.settings import Settings
 
 
 def _phi3(s: Settings) -> Options:
@@ -22,7 +22,6 @@ FAMILIES = (
     Family(
         model_type="phi3",
         read=_phi3,
-        irrelevant=named("embd_pdrop full_attn_mod interpolate_factor"),
         names=llama_names(fused={"self_attn.qkv_proj": qkv_by_kind, "mlp.gate_up_proj": gate_then_up}),
         rope_keys=RopeKeys(kind="type"),
         example={**TINY, **TINY_IDS},

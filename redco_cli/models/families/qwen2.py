@@ -47,7 +47,7 @@ FAMILIES = (
     Family(
         model_type="qwen2",
         read=_qwen2,
-        irrelevant=WINDOW_SWITCHES | {"use_mrope"},
+        irrelevant=WINDOW_SWITCHES,
         names=llama_names(),
         example=TINY,
         variants=(

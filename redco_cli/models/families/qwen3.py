@@ -49,7 +49,7 @@ FAMILIES = (
     Family(
         model_type="qwen3_moe",
         read=_qwen3_moe,
-        irrelevant=WINDOW_SWITCHES | ROUTER_LOSS | {"intermediate_size"},
+        irrelevant=ROUTER_LOSS | {"use_sliding_window", "intermediate_size"},
         names=llama_names(ATTENTION_NAMES, PRE_NORM_NAMES, QWEN_EXPERT_NAMES),
         example={**TINY, **TINY_EXPERTS, "head_dim": 8},
         variants=(

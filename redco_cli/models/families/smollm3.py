@@ -26,7 +26,7 @@ FAMILIES = (
     Family(
         model_type="smollm3",
         read=_smollm3,
-        irrelevant=named("use_sliding_window no_rope_layer_interval max_window_layers"),
+        irrelevant=named("use_sliding_window no_rope_layer_interval"),
         names=llama_names(),
         example={**TINY, **TINY_IDS, "no_rope_layer_interval": 2},
         variants=({"use_sliding_window": True, "sliding_window": 3},),

@@ -12,7 +12,7 @@ from redco_cli.models.families.shared.lineage import (
     sizes,
 )
 from redco_cli.models.families.shared.rope import read_rope
-from redco_cli.models.families.shared.settings import Settings, named
+from redco_cli.models.families.shared.settings import Settings
 
 PLAIN_MLP_NAMES = {"mlp/up": "mlp.c_fc", "mlp/down": "mlp.c_proj"}
 
@@ -44,9 +44,6 @@ FAMILIES = (
     Family(
         model_type="starcoder2",
         read=_starcoder2,
-        irrelevant=named(
-            "activation_function mlp_type norm_type attention_softmax_in_fp32 scale_attention_softmax_in_fp32"
-        ),
         names=llama_names(ATTENTION_NAMES, PRE_NORM_NAMES, PLAIN_MLP_NAMES),
         example=TINY,
         variants=({"use_bias": False, "sliding_window": 3, "tie_word_embeddings": False},),

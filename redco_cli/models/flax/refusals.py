@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_cli.errors import ModelError
+from redco_cli.models.flax.keys import refuse_unfollowed
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ REFUSALS = (
     Refusal(_types("resnet"), "downsample_in_bottleneck", _only(False), "its Flax class strides elsewhere"),
 )
 
+_GENERIC = {
+    "pruned_heads": "heads are not pruned",
+    "quantization_config": "quantised weights are not read",
+    "rope_parameters": "its Flax class does not read them",
+}
 _COMPOSITES = _types("encoder-decoder vision-encoder-decoder speech-encoder-decoder vision-text-dual-encoder")
 _COMPOSITE_PARTS = {
     **dict.fromkeys(("roberta", "roberta-prelayernorm", "xlm-roberta"), "positions are counted from 0 there"),
@@ -109,6 +115,7 @@ def refuse_unsupported(config: Any, task: str, *, place: Callable[[str], str]) -
     """
     for prefix, part in _parts(config):
         _refuse_settings(part, task, prefix, place)
+        refuse_unfollowed(part, prefix, _decides(part), place=place)
     if config.model_type in _COMPOSITES:
         _refuse_parts(config, place)
     if task == "causal_lm" and config.model_type in _BERT_LIKE and not config.is_decoder:
@@ -117,6 +124,12 @@ def refuse_unsupported(config: Any, task: str, *, place: Callable[[str], str]) -
             f"{config.model_type} with is_decoder: false sees the tokens it should predict",
             "set is_decoder: true, or choose model.task masked_lm",
         )
+
+
+def _decides(config: Any) -> Callable[[str], bool]:
+    """Whether a line of `REFUSALS` is about a setting of this config."""
+    keys = {refusal.key for refusal in REFUSALS if config.model_type in refusal.model_types}
+    return lambda key: key in keys or key in _GENERIC
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Any]]:
@@ -136,12 +149,7 @@ def _refuse_settings(config: Any, task: str, prefix: str, place: Callable[[str],
                 f"{config.model_type} with {refusal.key}: {_shown(value)} would run wrongly: {refusal.instead}",
                 "choose a model without this setting",
             )
-    generic = {
-        "pruned_heads": "heads are not pruned",
-        "quantization_config": "quantised weights are not read",
-        "rope_parameters": "its Flax class does not read them",
-    }
-    for key, reason in generic.items():
+    for key, reason in _GENERIC.items():
         if getattr(config, key, None):
             raise ModelError(place(f"{prefix}{key}"), f"{key} is set, but {reason}", "choose a model without it")
 
@@ -149,6 +157,12 @@ def _refuse_settings(config: Any, task: str, prefix: str, place: Callable[[str],
 def _refuse_parts(config: Any, place: Callable[[str], str]) -> None:
     """Encoder-decoder pairs whose decoder would not see its encoder, and parts that only work alone."""
     for prefix, part in _parts(config):
+        if part is not config and not _has_flax_class(part.model_type):
+            raise ModelError(
+                place(f"{prefix}model_type"),
+                f"transformers has no Flax class for {part.model_type}, a part of this {config.model_type}",
+                "choose another model",
+            )
         if part is not config and part.model_type in _COMPOSITE_PARTS:
             raise ModelError(
                 place(f"{prefix}model_type"),
@@ -161,6 +175,12 @@ def _refuse_parts(config: Any, place: Callable[[str], str]) -> None:
             raise ModelError(
                 place(f"decoder.{key}"), f"{key} is false: the decoder would not follow its encoder", f"set {key}: true"
             )
+
+
+def _has_flax_class(model_type: str) -> bool:
+    from transformers.models.auto.modeling_flax_auto import FLAX_MODEL_MAPPING_NAMES
+
+    return model_type in FLAX_MODEL_MAPPING_NAMES or model_type in ("clip_text_model", "clip_vision_model")
 
 
 def _shown(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from redco_cli.models.families.shared.family import HfConfig, Options
-from redco_cli.models.families.shared.settings import Settings, named
+from redco_cli.models.families.shared.settings import Settings
 
 TINY: HfConfig = {"vocab_size": 64, "n_embd": 24, "n_layer": 2, "n_head": 6, "n_positions": 64}
 """Sizes for an example in the keys of GPT-2 and GPT-J."""
@@ -22,8 +22,6 @@ BLOOM_LAYER_NAMES = {
     "mlp/down": "mlp.dense_4h_to_h",
 }
 BLOOM_QKV = "transformer.h.{layer}.self_attention.query_key_value"
-SUMMARY = named("summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout n_ctx")
-"""Of heads that sum a text up, which no language model has."""
 
 
 def gpt_sizes(s: Settings, hidden: str, layers: str, heads: str) -> Options:

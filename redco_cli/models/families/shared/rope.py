@@ -6,22 +6,10 @@ import math
 from typing import Any
 
 from redco_cli.models.decoder.config import Rope
-from redco_cli.models.families.shared.settings import Settings, named
+from redco_cli.models.families.shared.settings import Settings
+from redco_cli.models.known_keys import rope_keys
 
 _CORRECT = "correct the config"
-_KEYS = {
-    "default": frozenset[str](),
-    "linear": frozenset({"factor"}),
-    "dynamic": frozenset({"factor", "original_max_position_embeddings"}),
-    "yarn": named(
-        "factor attention_factor mscale mscale_all_dim beta_fast beta_slow truncate original_max_position_embeddings"
-    ),
-    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
-    "longrope": frozenset(
-        {"factor", "attention_factor", "short_factor", "long_factor", "original_max_position_embeddings"}
-    ),
-}
-"""What each kind of scaling reads; `dynamic` is given the length of pre-training and does not use it."""
 
 
 def read_rope(settings: Settings, head_dim: int, *, partial: bool = False) -> Rope:
@@ -33,7 +21,7 @@ def read_rope(settings: Settings, head_dim: int, *, partial: bool = False) -> Ro
         partial: whether the family turns some of them only, as `partial_rotary_factor` says.
 
     Raises:
-        ModelError: a kind of scaling, or a setting of it, that is not known or makes no sense.
+        ModelError: a kind of scaling that is not known, or a setting of it that makes no sense.
     """
     theta, part = settings.positive("rope_theta"), settings.number("partial_rotary_factor", 1.0)
     if part != 1 and not partial:
@@ -47,10 +35,10 @@ def read_rope(settings: Settings, head_dim: int, *, partial: bool = False) -> Ro
     if not isinstance(scaling, dict):
         settings.refuse("rope_scaling", f"rope_scaling must be a mapping, not {scaling!r}", _CORRECT)
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
-    if kind not in _KEYS:
+    if kind not in _KINDS:
         settings.refuse("rope_scaling", f"rope_scaling has the unknown type {kind!r}")
-    for key in scaling.keys() - _KEYS[kind] - {"type", "rope_type", "rope_theta"}:
-        settings.refuse("rope_scaling", f"rope_scaling of type {kind} has {key}, which nothing here computes")
+    for key in scaling.keys() - rope_keys(kind) - {"type", "rope_type", "rope_theta"}:
+        settings.ignore(f"rope_scaling.{key}")
     other = scaling.get("rope_theta", theta)
     if other != theta:  # transformers 4 reads the one outside, transformers 5 the one inside
         problem = f"rope_theta is {theta:g}, and {other!r} in rope_scaling"

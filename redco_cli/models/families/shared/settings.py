@@ -1,7 +1,7 @@
-"""A Hugging Face config as it is read for a decoder: what nobody reads, and what is not as usual, is refused by name.
+"""A Hugging Face config as it is read for a decoder: what transformers reads and nobody here does is refused by name.
 
 Whatever a family's reader asks for is honoured. What remains must be known not to matter to the logits, be switched
-off, or have the value that the config class gives it by default.
+off, have the value that the config class gives it by default, or be a key that nothing in transformers reads either.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from redco_cli.errors import ModelError
+from redco_cli.models.known_keys import generation_keys, is_read
 
 _REMEDY = "choose a model without this setting"
 
@@ -20,22 +21,18 @@ def named(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-_NO_MATTER = named(
-    """
-    _name_or_path _attn_implementation_autoset architectures auto_map chunk_size_feed_forward dtype finetuning_task
-    id2label initializer_range init_std is_decoder label2id max_length max_position_embeddings model_type
-    original_max_position_embeddings output_attentions _flash_attn_2_enabled
-    output_hidden_states prefix problem_type pretraining_tp return_dict task_specific_params tf_legacy_loss
-    tokenizer_class torch_dtype torchscript transformers_version unsloth_version unsloth_fixed use_bfloat16 use_cache
-    gradient_checkpointing transformers.js_config
-    bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id cls_token_id
-    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty min_length
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values
-    repetition_penalty return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
-    """
+_NO_MATTER = (
+    named(
+        """
+        _name_or_path architectures auto_map chunk_size_feed_forward classifier_dropout dtype finetuning_task
+        gradient_checkpointing id2label init_std initializer_range is_decoder label2id max_position_embeddings
+        model_type num_labels original_max_position_embeddings prefix problem_type return_dict sep_token_id
+        task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript transformers_version use_bfloat16
+        """
+    )
+    | generation_keys()
 )
-"""What no decoder of transformers reads to compute logits."""
+"""What transformers reads of any config, and not to compute logits; generation refuses what it does not follow."""
 
 
 class Settings:
@@ -52,6 +49,7 @@ class Settings:
         self._config = config
         self._where = where
         self._read: set[str] = set()
+        self._ignored: list[str] = []
 
     def __call__(self, key: str, default: Any = None) -> Any:
         """The value of a setting, which is thereby honoured; `default` where it is absent or None."""
@@ -152,21 +150,33 @@ class Settings:
         """
         raise ModelError(self._where(key), problem, remedy)
 
-    def finish(self, irrelevant: frozenset[str]) -> None:
+    def ignore(self, key: str) -> None:
+        """Notes a setting in a mapping of settings, `rope_scaling.finetuned`, that nothing in transformers reads."""
+        self._ignored.append(key)
+
+    def finish(self, irrelevant: frozenset[str]) -> list[str]:
         """Checks what was not read.
 
         Args:
-            irrelevant: further settings that do not matter to this family.
+            irrelevant: further settings that transformers reads, and that do not matter to this family's logits.
+
+        Returns:
+            The settings that are ignored, because nothing in transformers reads them.
 
         Raises:
             ModelError: a setting may matter, and is not honoured.
         """
         usual = type(self._config)().to_dict()
-        known = self._read | _NO_MATTER | irrelevant
         for key, value in self._config.to_dict().items():
-            if key in known or value == usual.get(key) or (key not in usual and not value):
+            if key in self._read or value is None or value == usual.get(key):
                 continue
-            self.refuse(key, f"{self.family} with {key}: {_shown(value)} is not supported: nothing here computes it")
+            if not is_read(self.family, key):
+                self.ignore(key)
+            elif key not in _NO_MATTER | irrelevant and (value or key in usual):
+                self.refuse(
+                    key, f"{self.family} with {key}: {_shown(value)} is not supported: nothing here computes it"
+                )
+        return self._ignored
 
 
 def _shown(value: Any) -> str:

@@ -62,6 +62,8 @@ def _set_old_keys(config: Any, keys: RopeKeys, given: dict[str, Any]) -> None:
     length = given.get("original_max_position_embeddings")
     if kind == "dynamic" and length not in (None, config.max_position_embeddings):
         raise ValueError("original_max_position_embeddings is not max_position_embeddings")
+    if kind == "dynamic":
+        given.pop("original_max_position_embeddings", None)
     if kind == "longrope":
         if "factor" in given:
             raise ValueError("longrope has a factor")
