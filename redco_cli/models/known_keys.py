@@ -41,6 +41,11 @@ def is_read(model_type: str, key: str) -> bool:
     return own is None or key in own or key in _table()["everywhere"] or key in generation_keys()
 
 
+def own_keys(model_type: str) -> frozenset[str]:
+    """What the classes of a model type read themselves; empty where the table does not know it."""
+    return frozenset(_table()["model_types"].get(model_type, ()))
+
+
 @functools.cache
 def rope_keys(kind: str) -> frozenset[str]:
     """What a kind of `rope_scaling` reads of it, besides the key that names the kind."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,9 +18,9 @@ from typing import Any
 from redco_cli.errors import ModelError
 from redco_cli.models.config import byte_tokenizer
 from redco_cli.models.config.hub import tell_retries_once
-from redco_cli.models.config.tasks import unknown_model_type
+from redco_cli.models.config.tasks import supported_model_types, unknown_model_type
 from redco_cli.models.families.registry import family_of
-from redco_cli.models.known_keys import any_rope_key
+from redco_cli.models.known_keys import any_rope_key, own_keys
 from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.schema import ModelSection
 
@@ -68,6 +69,7 @@ def _named_config(name: str, revision: str | None, where: Callable[[str], str]) 
             where("model.name"), f"the directory {name} has no config.json", "give the directory of a saved model"
         )
     tell_retries_once()
+    _silence_unread_ropes()
     try:
         config = AutoConfig.from_pretrained(directory or name, revision=revision, trust_remote_code=False)
     except _CONFIG_FAULTS as error:
@@ -79,9 +81,27 @@ def _named_config(name: str, revision: str | None, where: Callable[[str], str]) 
     return config
 
 
+class _NoUnreadRopes(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Unrecognized keys in `rope_scaling`" not in record.getMessage()
+
+
+def _silence_unread_ropes() -> None:
+    """What transformers says each time that it reads a config, is said here once, with the place."""
+    logger = logging.getLogger("transformers.modeling_rope_utils")
+    if not any(isinstance(existing, _NoUnreadRopes) for existing in logger.filters):
+        logger.addFilter(_NoUnreadRopes())
+
+
 def _hub_problem(name: str, directory: Path | None, error: Exception) -> tuple[str, str]:
     """What went wrong with a named model, and the remedy."""
     text = " ".join(str(error).split())
+    if "does not recognize this architecture" in text:
+        types = ", ".join(supported_model_types())
+        return (
+            f"{name} is of a model type that transformers does not know",
+            f"choose a model of one of the types: {types}",
+        )
     if directory is not None:
         return f"the config.json of {name} cannot be used: {text}", "repair the file, or save the model again"
     if "trust_remote_code" in text:
@@ -155,7 +175,7 @@ def _check_rope_keys(given: Mapping[str, Any], key: str, where: Callable[[str], 
 
 
 def _known_keys(config_class: Any) -> tuple[set[str], dict[str, Any]]:
-    """The settings a config class names itself, and every setting it has with its default."""
+    """The settings that a config class names or its models read, and every setting it has with its default."""
     from transformers import PretrainedConfig
 
     parameters = inspect.signature(config_class.__init__).parameters.values()
@@ -164,7 +184,13 @@ def _known_keys(config_class: Any) -> tuple[set[str], dict[str, Any]]:
     family = family_of(config_class.model_type)
     if family is not None:
         named.update(family.unnamed_settings)
-    own = set(named) | set(config_class.attribute_map) | set(config_class.sub_configs) | {"num_labels", "id2label"}
+    own = (
+        set(named)
+        | own_keys(config_class.model_type)
+        | set(config_class.attribute_map)
+        | set(config_class.sub_configs)
+        | {"num_labels", "id2label"}
+    )
     defaults = {**PretrainedConfig().to_dict(), "num_labels": 2, "torch_dtype": None, **named}
     return own | {"tie_word_embeddings"}, {
         **dict.fromkeys(own),

@@ -17,10 +17,10 @@ _OTHER_HEADS = named(
     """
     add_fpn apply_layernorm auxiliary_channels auxiliary_concat_input auxiliary_loss_weight auxiliary_num_convs
     batch_norm_eps classifier_dropout classifier_proj_size contrastive_logits_temperature ctc_loss_reduction
-    ctc_zero_infinity diversity_loss_weight encoder_stride hidden_dropout pool_scales reshape_hidden_states
-    segmentation_indices semantic_loss_ignore_index stage_names summary_activation summary_first_dropout
-    summary_last_dropout summary_proj_to_labels summary_type summary_use_proj tdnn_dilation tdnn_dim tdnn_kernel
-    use_auxiliary_head use_weighted_layer_sum xvector_output_dim
+    ctc_zero_infinity diversity_loss_weight encoder_stride hidden_dropout out_features out_indices pool_scales
+    reshape_hidden_states segmentation_indices semantic_loss_ignore_index stage_names summary_activation
+    summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj
+    tdnn_dilation tdnn_dim tdnn_kernel use_auxiliary_head use_weighted_layer_sum xvector_output_dim
     """
 )
 """Read by heads, losses and backbones that no task here has."""
@@ -77,8 +77,8 @@ def _matters(config: Any, key: str, value: Any) -> bool:
         return False
     if config.has_no_defaults_at_init:
         return False  # what the classes of a composite read is its parts', which are checked by themselves
-    if key == "embedding_size":
-        return bool(value != config.hidden_size)
+    if key == "embedding_size":  # others only ask whether it is there
+        return bool(config.model_type == "roformer" and value != config.hidden_size)
     if key == "partial_rotary_factor":
         return bool(value != 1)
     if key.startswith(_NEEDS_SPEC_AUGMENT):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
-import functools
 import inspect
 import json
 import sys
@@ -21,6 +20,7 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, AutoConfig, GenerationConfig, PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.utils.backbone_utils import BackboneConfigMixin
 
 from redco_cli.models import known_keys
 from redco_cli.models.config.tasks import GENERATING, flax_class_names, supported_model_types
@@ -67,6 +67,8 @@ def table() -> dict[str, Any]:
     for name in model_types():
         config_class = CONFIG_MAPPING[name]
         by_torch = recorded.get(name, set()) | static_reads(config_class)
+        if issubclass(config_class, BackboneConfigMixin):
+            by_torch |= {"out_features", "out_indices"}  # which the code of all backbones reads by other names
         own = _stored(_settings(by_torch, config_class) | set(found["everywhere"]), config_class)
         found["model_types"][name] = sorted(own - set(found["everywhere"]) - generation)
         by_flax = flax_reads(config_class)
@@ -86,7 +88,7 @@ def model_types() -> list[str]:
 
 def _settings(names: Iterable[str], config_class: Any = PretrainedConfig) -> set[str]:
     """Those of the attributes that a `config.json` may hold: no methods, and nothing that a class says of itself."""
-    properties = {"output_attentions", "num_labels"}
+    properties = {"output_attentions", "num_labels", "out_features", "out_indices"}
     others = {name for name in names if name[:2] == "__" or hasattr(config_class, name) or hasattr(dict, name)}
     return set(names) - (others - properties)
 
@@ -106,7 +108,7 @@ def static_reads(config_class: Any) -> set[str]:
             tree = _tree(source)
             tree.body = [node for node in tree.body if not _built_from(node) & others]
             found |= _reads(tree, _CONFIGS)
-            if "ROPE_INIT_FUNCTIONS" in _text(source):
+            if "ROPE_INIT_FUNCTIONS" in source.read_text(encoding="utf-8"):
                 found |= _reads(_tree(SOURCES / ROPE), _CONFIGS)
     return found
 
@@ -131,13 +133,8 @@ def flax_reads(config_class: Any) -> set[str]:
     return found
 
 
-@functools.cache
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
-
-
 def _tree(path: Path) -> ast.Module:
-    return ast.parse(_text(path))
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def config_class_reads(path: Path, wanted: str) -> set[str]:

@@ -154,6 +154,13 @@ def test_messages_name_what_the_decoder_covers_too(tmp_path):
     with pytest.raises(ModelError) as raised:
         read_config(ModelSection(config={"model_type": "qwenn3"}), where=where)
     assert str(raised.value).endswith("\n  -> did you mean qwen3?")
+    section = section_of({"config": {"model_type": "phi3small"}}, tmp_path)
+    with pytest.raises(ModelError) as raised:
+        read_config(section, where=where)
+    assert str(raised.value).startswith(
+        f"recipe.yaml:3: model.name: {tmp_path} is of a model type that transformers does not know\n"
+        "  -> choose a model of one of the types: albert, bart,"
+    )
     section = section_of({"config": {"model_type": "qwen3"}}, tmp_path).model_copy(update={"implementation": "hf_flax"})
     with pytest.raises(ModelError) as raised:
         choose(section, read_config(section, where=where), where=where)

@@ -6,6 +6,7 @@ from redco_cli.models import known_keys
 from redco_cli.models.families.registry import families
 from redco_cli.models.families.shared.rope import read_rope
 from redco_cli.models.families.shared.settings import Settings
+from redco_cli.models.hf_config import decoder_config
 from tests.models.config import reads
 from tests.models.decoder.pairs import hf_config, where
 
@@ -20,6 +21,19 @@ def test_the_table_is_what_transformers_reads():
 def test_recording_and_sources_agree_on_llama():
     recorded, static = reads.recorded_reads(["llama"])["llama"], reads.static_reads(type(hf_config("llama")))
     assert {"hidden_act", "mlp_bias", "rope_theta"} <= recorded & static
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(families().keys() - {"falcon"}))
+def test_dropout_of_attention_is_honoured_where_it_is_read(name):
+    """The check for fused attention asks every model for it, so that it passes as immaterial where nobody reads it.
+
+    Falcon's is refused, which tests of families show.
+    """
+    config = hf_config(name)
+    config.attention_dropout = 0.25
+    read = "attention_dropout" in reads.static_reads(type(config))
+    assert (decoder_config(config, where=where).attention_dropout == 0.25) == read
 
 
 def test_a_setting_that_does_not_matter_is_one_that_is_read():

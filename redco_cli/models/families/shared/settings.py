@@ -24,15 +24,20 @@ def named(names: str) -> frozenset[str]:
 _NO_MATTER = (
     named(
         """
-        _name_or_path architectures auto_map chunk_size_feed_forward classifier_dropout dtype finetuning_task
+        _name_or_path alibi architectures attention_dropout auto_map chunk_size_feed_forward classifier_dropout dtype
+        finetuning_task
         gradient_checkpointing id2label init_std initializer_range is_decoder label2id max_position_embeddings
         model_type num_labels original_max_position_embeddings prefix problem_type return_dict sep_token_id
-        task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript transformers_version use_bfloat16
+        task_specific_params tf_legacy_loss tokenizer_class torch_dtype torchscript transformers_version use_alibi
+        use_bfloat16
         """
     )
     | generation_keys()
 )
-"""What transformers reads of any config, and not to compute logits; generation refuses what it does not follow."""
+"""What transformers reads of any config, and not to compute logits; generation refuses what it does not follow.
+
+Dropout and ALiBi are among them because the check for fused attention asks every model: those that have them read them.
+"""
 
 
 class Settings:

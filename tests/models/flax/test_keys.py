@@ -1,0 +1,71 @@
+"""Settings that only the PyTorch class of a model reads: refused on the Flax path, and really without effect there."""
+
+import pytest
+
+from redco_cli.errors import ModelError
+from redco_cli.models import resolve
+from redco_cli.models.config.read import read_config
+from redco_cli.models.flax.keys import refuse_unfollowed
+from redco_cli.models.resolve import choose
+from redco_cli.recipe.schema import ModelSection
+from tests.models.flax.tiny import CONFIGS, config_for, largest_difference, where
+
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+def chosen(model_type, task, **changed):
+    section = ModelSection(config=config_for(model_type, task, **changed), task=task, implementation="hf_flax")
+    return choose(section, read_config(section, where=where), where=where)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "key", "refused", "honoured"),
+    [
+        ("whisper", "speech_to_sequence", "scale_embedding", True, False),
+        ("whisper", "speech_to_sequence", "apply_spec_augment", True, False),
+        ("gemma", "causal_lm", "rope_scaling", LINEAR, None),
+        ("roformer", "masked_lm", "embedding_size", 8, 16),
+        ("bloom", "causal_lm", "slow_but_exact", True, False),
+    ],
+)
+def test_a_setting_that_the_flax_class_does_not_read_is_refused(model_type, task, key, refused, honoured):
+    assert chosen(model_type, task, **{key: honoured}) == task
+    with pytest.raises(ModelError) as raised:
+        chosen(model_type, task, **{key: refused})
+    assert str(raised.value) == (
+        f"recipe.yaml:3: model.config.{key}: {model_type} with {key}: {refused} would run wrongly: its Flax class does "
+        "not read it\n  -> choose a model without this setting"
+    )
+
+
+def test_a_setting_of_a_part_is_refused_with_its_place():
+    encoder = CONFIGS["speech-encoder-decoder"]["encoder"] | {"mask_time_prob": 0.3}
+    with pytest.raises(ModelError) as raised:
+        chosen("speech-encoder-decoder", "speech_to_sequence", encoder=encoder)
+    assert str(raised.value).startswith(
+        "recipe.yaml:3: model.config.encoder.mask_time_prob: wav2vec2 with mask_time_prob: 0.3 would run wrongly: "
+    )
+    without = encoder | {"apply_spec_augment": False}
+    assert chosen("speech-encoder-decoder", "speech_to_sequence", encoder=without) == "speech_to_sequence"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model_type", "task", "key", "refused"),
+    [
+        ("whisper", "speech_to_sequence", "scale_embedding", True),
+        ("gemma", "causal_lm", "rope_scaling", LINEAR),
+    ],
+)
+def test_a_refused_value_is_really_wrong(model_type, task, key, refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(resolve, "refuse_unsupported", lambda *_args, **_named: None)
+    assert largest_difference(model_type, task, tmp_path / "good", length=16) < 1e-4
+    assert largest_difference(model_type, task, tmp_path / "bad", length=16, **{key: refused}) > 1e-3
+
+
+def test_nothing_is_refused_of_a_config_as_its_class_makes_it():
+    from transformers import CONFIG_MAPPING
+
+    for name in CONFIGS:
+        if not CONFIG_MAPPING[name].has_no_defaults_at_init:
+            refuse_unfollowed(CONFIG_MAPPING[name](), "", lambda key: False, place=where)
