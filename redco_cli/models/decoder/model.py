@@ -16,9 +16,9 @@ from redco_cli.errors import ModelError
 from redco_cli.models.decoder.attention import Kernel
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder, Remat, abstract_params
-from redco_cli.models.decoder.generate.engine import generate
-from redco_cli.models.decoder.generate.sampling import read_settings
+from redco_cli.models.decoder.generate import generate
 from redco_cli.models.decoder.loss import cross_entropy, head_of
+from redco_cli.models.generate.settings import read_settings
 from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 

@@ -1,13 +1,14 @@
-"""Generation by the Flax classes of transformers: what they honour, what is refused, and the end ids they miss.
+"""Generation by the Flax classes of transformers: the decoder's search and settings, around their encode and decode.
 
-The classes take one end id where checkpoints name several, and ignore most settings of a generation config without
-a word. Here several end ids work, and a setting that would be ignored is refused by its name.
+Their own `generate` is not used: it prefers finished beams at the end, and ignores most settings without a word.
+
+Shapes: B batch, P length of the prompts, N of the outputs.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -16,37 +17,18 @@ import jax.numpy as jnp
 from redco_cli.errors import ModelError
 from redco_cli.models.config.tasks import GENERATING, TO_SEQUENCE
 from redco_cli.models.flax.limits import check_inputs, check_length
+from redco_cli.models.flax.reading import FlaxReader, encoded
+from redco_cli.models.flax.whisper import SETTINGS, Start, read_start
+from redco_cli.models.generate.engine import outputs_of
+from redco_cli.models.generate.prompts import Prompts, moved_right
+from redco_cli.models.generate.settings import GenerationSettings, read_settings
 from redco_cli.plugin.contract import Params
-from redco_cli.recipe.schema import GenerationSection
 
-_CHOOSING = ("max_new_tokens", "do_sample", "temperature", "top_k", "top_p", "num_beams", "length_penalty")
-_FORCING = ("min_length", "forced_bos_token_id", "forced_eos_token_id", "forced_decoder_ids", "no_repeat_ngram_size")
-_SUPPRESSING = ("suppress_tokens", "begin_suppress_tokens")
-_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-HONOURED = frozenset({*_CHOOSING, "early_stopping", *_FORCING, *_SUPPRESSING, *_IDS})
-"""Settings of a generation config that the Flax classes follow."""
-
-_IGNORED = {
-    "repetition_penalty": 1.0,
-    "encoder_repetition_penalty": 1.0,
-    "encoder_no_repeat_ngram_size": 0,
-    "num_beam_groups": 1,
-    "diversity_penalty": 0.0,
-    "typical_p": 1.0,
-    "min_p": None,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "penalty_alpha": None,
-    "min_new_tokens": None,
-    "sequence_bias": None,
-    "guidance_scale": None,
-    "exponential_decay_length_penalty": None,
-    "num_return_sequences": 1,
-}
-"""Settings that the Flax classes ignore (or that would change what a row is), with the value that changes nothing."""
+Array = Any
 
 _NO_CACHE = frozenset({"bert", "electra", "roberta", "roberta-prelayernorm", "xlm-roberta", "big_bird"})
 """Causal models whose Flax class keeps a cache only as part of an encoder-decoder, and fails alone."""
+_MAIN_INPUTS = {"causal_lm": "input_ids", "seq2seq": "input_ids", "vision_to_sequence": "pixel_values"}
 
 
 class Generator(Protocol):
@@ -77,39 +59,59 @@ def generate(
     model: Generator, params: Params, inputs: Any, attention_mask: Any, rng: Any, settings: Mapping[str, Any]
 ) -> Any:
     """Token ids [B, N]; see `HfFlaxModel.generate`."""
-    config = _generation_config(model, settings)
-    prompt = 1 if model.task in TO_SEQUENCE else jnp.shape(inputs)[1]
-    name = "decoder_input_ids" if model.task in TO_SEQUENCE else "input_ids"
-    check_length(model.config, name, prompt + config.max_new_tokens, model.where)
-    source = {"seq2seq": "input_ids", "vision_to_sequence": "pixel_values"}.get(model.task)
-    check_inputs(model.config, {source: inputs} if source else {}, model.where)
-    if config.do_sample and rng is None:
+    _check_model(model)
+    main = _MAIN_INPUTS.get(model.task, "")
+    _check_shapes(main, jnp.shape(inputs), attention_mask, model.where)
+    start, settings = _start(model, settings)
+    prompt = jnp.shape(inputs)[1] if start is None else len(start.tokens)
+    read = read_settings(model.generation_config, settings, prompt=prompt, where=model.where)
+    name = "input_ids" if start is None else "decoder_input_ids"
+    check_length(model.config, name, prompt + read.max_new_tokens, model.where)
+    check_inputs(model.config, {main: inputs} if main and start is not None else {}, model.where)
+    if read.sample and rng is None:
         raise ModelError(model.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it")
-    from transformers import FlaxLogitsProcessorList
-
-    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-    config.eos_token_id = ends[0]
-    processors = FlaxLogitsProcessorList([_OneEnd(ends, config.do_sample)] if len(ends) > 1 else [])
-    extra = {} if attention_mask is None else {"attention_mask": attention_mask}
-    if model.config.model_type == "encoder-decoder":
-        extra["encoder_outputs"] = _encode_text(model, params, inputs, attention_mask)
-    outputs = model.flax.generate(
-        inputs, generation_config=config, prng_key=rng, params=params, logits_processor=processors, **extra
-    )
-    return outputs.sequences[:, prompt:]
+    key = rng if read.sample else None
+    return _outputs(params, inputs, attention_mask, key, model=model, settings=read, start=start)
 
 
-def _encode_text(model: Generator, params: Params, input_ids: Any, attention_mask: Any) -> Any:
-    """The encoder's outputs: `encode` of the class hands positions to BERT where it takes token types, and gets NaN."""
-    mask = jnp.ones_like(input_ids) if attention_mask is None else attention_mask
-    return model.flax.module.apply(
-        {"params": params},
-        method=lambda module: module._get_encoder_module()(input_ids=input_ids, attention_mask=mask, return_dict=True),
-    )
+@partial(jax.jit, static_argnames=("model", "settings", "start"))
+def _outputs(
+    params: Params,
+    inputs: Array,
+    mask: Array | None,
+    rng: Any,
+    *,
+    model: Generator,
+    settings: GenerationSettings,
+    start: Start | None,
+) -> Array:
+    """Token ids [B, N], compiled once for equal shapes and settings; see `generate`.
+
+    Args:
+        params: as `init` returns them.
+        inputs: what the encoder reads, or without one the prompts [B, P].
+        mask: [B, L], or None.
+        rng: key for sampling, or None.
+        model: the model.
+        settings: how tokens are chosen.
+        start: what a decoder starts with that has an encoder; None without one.
+    """
+    reader = FlaxReader(model.flax, params)
+    batch = inputs.shape[0]
+    mask = None if mask is None else jnp.asarray(mask, jnp.int32)
+    wanted = jnp.ones(batch, bool) if mask is None else mask.astype(bool).any(axis=1)
+    if start is None:
+        real = jnp.ones(inputs.shape, bool) if mask is None else mask.astype(bool)
+        ids, real = moved_right(jnp.asarray(inputs, jnp.int32), real)
+        return outputs_of(Prompts(reader, settings, ids, real, wanted, ids), rng)
+    hidden, encoder_mask = encoded(model.flax, params, inputs, mask)
+    ids = start.ids(model.flax, params, hidden)
+    source = jnp.asarray(inputs, jnp.int32) if model.task == "seq2seq" else None
+    context = (hidden, encoder_mask)
+    return outputs_of(Prompts(reader, settings, ids, jnp.ones_like(ids, bool), wanted, source, context), rng)
 
 
-def _generation_config(model: Generator, settings: Mapping[str, Any]) -> Any:
-    """The model's generation config with `settings` on top, checked."""
+def _check_model(model: Generator) -> None:
     if model.task not in GENERATING or model.generation_config is None:
         raise ModelError(
             model.where,
@@ -120,60 +122,34 @@ def _generation_config(model: Generator, settings: Mapping[str, Any]) -> Any:
         raise ModelError(
             model.where, f"{type(model.flax).__name__} does not generate", "choose a decoder such as llama or gpt2"
         )
-    unknown = sorted(set(settings) - HONOURED)
-    if unknown:
+
+
+def _check_shapes(main: str, shape: tuple[int, ...], mask: Any, where: str) -> None:
+    if main == "input_ids" and (len(shape) != 2 or 0 in shape):
+        raise ModelError(where, f"{main} have shape {list(shape)}", "give them the shape [B, L]")
+    if mask is not None and len(shape) == 2 and jnp.shape(mask) != shape:
         raise ModelError(
-            model.where, f"generation knows no setting {unknown[0]}", f"settings: {', '.join(sorted(HONOURED))}"
+            where,
+            f"attention_mask has shape {list(jnp.shape(mask))}, but {main or 'inputs'} {list(shape)}",
+            "give them the same shape",
         )
-    config = copy.deepcopy(model.generation_config)
-    config.max_new_tokens = config.max_new_tokens or GenerationSection().max_new_tokens
-    config.update(**{key: value for key, value in settings.items() if value is not None})
-    _refuse_ignored(config, model.where)
-    if config.do_sample and config.num_beams > 1:
-        raise ModelError(model.where, "sampling and beam search exclude each other here", "set num_beams: 1")
-    if config.eos_token_id is None:
-        raise ModelError(model.where, "the generation config has no eos_token_id", "add it to the model's config")
-    if model.task in TO_SEQUENCE and config.decoder_start_token_id is None:
-        raise ModelError(
-            model.where, "the generation config has no decoder_start_token_id", "add it to the model's config"
-        )
-    _suppress_bad_words(config, model.where)
-    return config
 
 
-def _refuse_ignored(config: Any, where: str) -> None:
-    for key, neutral in _IGNORED.items():
-        value = getattr(config, key, neutral)
-        if value is not None and value != neutral:
-            raise ModelError(
-                where,
-                f"the generation setting {key}: {value} is not honoured by the Flax classes",
-                "remove it from generation_config.json",
-            )
-
-
-def _suppress_bad_words(config: Any, where: str) -> None:
-    """Single forbidden tokens are suppressed, which the Flax classes can; forbidden sequences they cannot."""
-    for words in config.bad_words_ids or ():
-        if len(words) > 1:
-            raise ModelError(
-                where,
-                f"the generation setting bad_words_ids: {words} is not honoured by the Flax classes",
-                "remove it from generation_config.json",
-            )
-        config.suppress_tokens = [*(config.suppress_tokens or ()), words[0]]
-
-
-class _OneEnd:
-    """A logits processor that makes several end tokens one: the first gets the score of all.
-
-    When sampling that is their joint probability, else the best of them; the text ends exactly where it would have.
-    """
-
-    def __init__(self, ends: list[int], sampling: bool) -> None:
-        self.ends, self.sampling = ends, sampling
-
-    def __call__(self, input_ids: Any, scores: Any, cur_len: Any) -> Any:
-        ends = scores[:, jnp.array(self.ends)]
-        joint = jax.nn.logsumexp(ends, axis=-1) if self.sampling else ends.max(axis=-1)
-        return scores.at[:, jnp.array(self.ends)].set(-jnp.inf).at[:, self.ends[0]].set(joint)
+def _start(model: Generator, settings: Mapping[str, Any]) -> tuple[Start | None, Mapping[str, Any]]:
+    """What the decoder of an encoder-decoder starts with, and the settings that are left to be read."""
+    if model.task not in TO_SEQUENCE:
+        return None, settings
+    config = model.generation_config
+    first = settings.get("decoder_start_token_id")
+    for other in (config.decoder_start_token_id, settings.get("bos_token_id"), config.bos_token_id):
+        first = other if first is None else first
+    if first is None:
+        problem = "the generation config has no decoder_start_token_id"
+        raise ModelError(model.where, problem, "add it to the model's config")
+    if isinstance(first, list | tuple):
+        problem = "the generation setting decoder_start_token_id is a list"
+        raise ModelError(model.where, problem, "name one id: rows of a batch may not start differently")
+    if model.config.model_type != "whisper":
+        return Start((int(first),)), settings
+    others = {name: value for name, value in settings.items() if name not in SETTINGS}
+    return read_start(model.config, config, settings, model.where), others

@@ -20,8 +20,9 @@ from transformers.generation import (
 )
 
 from redco_cli.errors import ModelError
-from redco_cli.models.decoder.generate.sampling import GenerationSettings, filtered_scores
 from redco_cli.models.decoder.model import build_decoder
+from redco_cli.models.generate.scores import filtered_scores
+from redco_cli.models.generate.settings import GenerationSettings
 from redco_cli.models.hf_config import decoder_config
 from redco_cli.models.weights.table import to_params
 from tests.models.decoder.pairs import QUICK, hf_config, pair, where
@@ -137,6 +138,7 @@ RULES = {
     "suppress_tokens": [PAD, 33],
     "begin_suppress_tokens": [30, 31],
     "forced_eos_token_id": 7,
+    "bad_words_ids": [[40], [41, 42], [2]],
 }
 
 
@@ -359,13 +361,12 @@ def refusal(family="llama", changed=None, ids=None, mask=None, **settings):
         ),
         (
             {"changed": {"typical_p": 0.9}},
-            "the generation setting typical_p: 0.9 is not honoured by the decoder\n"
-            "  -> remove it from generation_config.json",
+            "the generation setting typical_p: 0.9 is not honoured here\n  -> remove it from generation_config.json",
         ),
         (
-            {"changed": {"bad_words_ids": [[4], [5, 6]]}},
-            "the generation setting bad_words_ids: [5, 6] is not honoured by the decoder\n"
-            "  -> remove it from generation_config.json",
+            {"encoder_repetition_penalty": 1.5, "num_beams": 2, "eos_token_id": 2},
+            "encoder_repetition_penalty and beam search exclude each other: PyTorch applies it to some beams only\n"
+            "  -> set num_beams: 1, or leave encoder_repetition_penalty out",
         ),
         (
             {"temperature": 0.0},

@@ -1,6 +1,6 @@
 """Beam search, as PyTorch's transformers search.
 
-Shapes: B batch, M beams, R rows: B * M; N length of the outputs, V vocabulary, C candidates, L layers.
+Shapes: B batch, M beams, R rows: B * M; N length of the outputs, V vocabulary, C candidates.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.decoder.cache import KVCache
-from redco_cli.models.decoder.generate.prompts import Prompts, repeated
-from redco_cli.models.decoder.generate.sampling import GenerationSettings, is_end
+from redco_cli.models.generate.prompts import Prompts, repeated
+from redco_cli.models.generate.scores import is_end
+from redco_cli.models.generate.settings import GenerationSettings
 
 Array = Any
 _NEVER = -1.0e9
@@ -46,13 +46,14 @@ def beam_search(prompts: Prompts) -> Array:
     settings = prompts.settings
     batch, beams = prompts.ids.shape[0], settings.beams
     logits, cache = prompts.begin()
-    hopeful = prompts.mask.any(axis=1)
+    hopeful = prompts.wanted
     prompts = prompts.in_beams()
-    cache = KVCache(repeated(cache.keys, beams, axis=1), repeated(cache.values, beams, axis=1), cache.length)
+    cache = prompts.cache_rows(cache, lambda array, dim: repeated(array, beams, axis=dim))
 
     def select(state: _Beams, logits: Array, step: Array) -> tuple[_Beams, Array, Array]:
         scores = jax.nn.log_softmax(logits, axis=-1)
         scores = prompts.processed_scores(scores, state.outputs.reshape(batch * beams, -1), step)
+        scores = jax.nn.log_softmax(scores, axis=-1) if settings.renormalize else scores
         return _selected(state, scores.reshape(batch, beams, -1), step, settings)
 
     def unfinished(carry: tuple[Any, ...]) -> Array:
@@ -62,7 +63,7 @@ def beam_search(prompts: Prompts) -> Array:
 
     def advance(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         step, state, tokens, parents, cache = carry
-        cache = KVCache(_of_parents(cache.keys, parents), _of_parents(cache.values, parents), cache.length)
+        cache = prompts.cache_rows(cache, lambda array, dim: _of_parents(array, parents, dim))
         logits, cache = prompts.go_on(tokens.reshape(-1), cache, step - 1)
         return step + 1, *select(state, logits, step), cache
 
@@ -142,8 +143,9 @@ def _ended(
     )
 
 
-def _of_parents(array: Array, parents: Array) -> Array:
-    """What the cache holds of beams' rows [L, B * M, ...], for the beams that they go on from [B, M]."""
-    layers, _, *rest = array.shape
-    rows = array.reshape(layers, *parents.shape, *rest)
-    return jax.vmap(lambda row, parent: row[:, parent], in_axes=(1, 0), out_axes=1)(rows, parents).reshape(array.shape)
+def _of_parents(array: Array, parents: Array, dim: int) -> Array:
+    """What a cache holds of beams' rows, B * M along a dim, for the beams that they go on from [B, M]."""
+    shape = array.shape
+    rows = jnp.moveaxis(array.reshape(*shape[:dim], *parents.shape, *shape[dim + 1 :]), (dim, dim + 1), (0, 1))
+    chosen = jax.vmap(lambda row, parent: row[parent])(rows, parents)
+    return jnp.moveaxis(chosen, (0, 1), (dim, dim + 1)).reshape(shape)

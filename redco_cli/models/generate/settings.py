@@ -1,8 +1,6 @@
-"""How a decoder chooses its next token: settings of generation read and checked, and what they make of the scores.
+"""Settings of generation, read from a generation config and checked.
 
 Every setting means what it means in PyTorch's transformers. One that is not followed is refused by its name.
-
-Shapes: R rows (of a batch, or beams of it), V vocabulary, W tokens of a row: its prompt, and room for the output.
 """
 
 from __future__ import annotations
@@ -11,13 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import jax
-import jax.numpy as jnp
-
 from redco_cli.errors import ModelError
 from redco_cli.recipe.schema import GenerationSection
-
-Array = Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +27,12 @@ class GenerationSettings:
         beams: of beam search; 1 for none.
         length_penalty: the power of the length that a beam's log-probability is divided by.
         early_stopping: whether a search ends with enough ended beams, or `never` before no other can be better.
+        renormalize: make scores of beams log-probabilities again when tokens were forbidden.
         repetition_penalty: divides positive scores of tokens that are in the text, and multiplies negative ones.
+        source_reward: multiplies positive scores of tokens that are in the source, and divides negative ones.
         no_repeat_ngram: length of sequences that must not occur twice; 0 for none.
+        no_source_ngram: length of sequences of the source that must not occur; 0 for none.
+        bad_words: sequences of ids that never come.
         min_new: tokens before the end may come.
         suppressed: ids that never come.
         suppressed_first: ids that do not come first, or second behind a forced first token.
@@ -54,8 +51,12 @@ class GenerationSettings:
     beams: int
     length_penalty: float
     early_stopping: bool | Literal["never"]
+    renormalize: bool
     repetition_penalty: float
+    source_reward: float
     no_repeat_ngram: int
+    no_source_ngram: int
+    bad_words: tuple[tuple[int, ...], ...]
     min_new: int
     suppressed: tuple[int, ...]
     suppressed_first: tuple[int, ...]
@@ -74,14 +75,16 @@ _RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "num_beams": (int, lambda value: value >= 1, "an integer of 1 or more"),
     "top_k": (int, lambda value: value >= 0, "an integer of 0 or more"),
     "no_repeat_ngram_size": (int, lambda value: value >= 0, "an integer of 0 or more"),
+    "encoder_no_repeat_ngram_size": (int, lambda value: value >= 0, "an integer of 0 or more"),
     "temperature": (float, lambda value: value > 0, "a number above 0"),
     "top_p": (float, lambda value: 0 < value <= 1, "a number above 0 and at most 1"),
     "min_p": (float, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
     "length_penalty": (float, lambda value: True, "a number"),
     "repetition_penalty": (float, lambda value: value > 0, "a number above 0"),
+    "encoder_repetition_penalty": (float, lambda value: value > 0, "a number above 0"),
 }
-HONOURED = frozenset({*_RANGES, *_IDS, *_FORCING, "do_sample", "early_stopping"})
-"""Settings of a generation config that the decoder follows."""
+HONOURED = frozenset({*_RANGES, *_IDS, *_FORCING, "do_sample", "early_stopping", "bad_words_ids", "renormalize_logits"})
+"""Settings of a generation config that are followed."""
 
 _REFUSED: dict[str, Any] = {
     "typical_p": 1.0,
@@ -96,7 +99,6 @@ _REFUSED: dict[str, Any] = {
     "sequence_bias": None,
     "guidance_scale": None,
     "exponential_decay_length_penalty": None,
-    "renormalize_logits": False,
     "remove_invalid_values": False,
     "token_healing": False,
     "watermarking_config": None,
@@ -127,7 +129,9 @@ def read_settings(config: Any, overrides: Mapping[str, Any], *, prompt: int, whe
     given = {name: value for name, value in given.items() if value is not None}
     _check(config, given, where)
     ends = _ids(given["eos_token_id"])
+    single_ends = {(end,) for end in ends}
     floor = given.get("min_length", 0) - prompt
+    forced_first = given.get("forced_bos_token_id") if prompt == 1 else None
     return GenerationSettings(
         max_new_tokens=given.get("max_new_tokens", GenerationSection().max_new_tokens),
         sample=bool(given.get("do_sample", False)),
@@ -138,67 +142,20 @@ def read_settings(config: Any, overrides: Mapping[str, Any], *, prompt: int, whe
         beams=given.get("num_beams", 1),
         length_penalty=float(given.get("length_penalty", 1.0)),
         early_stopping=given.get("early_stopping", False),
+        renormalize=bool(given.get("renormalize_logits", False)),
         repetition_penalty=float(given.get("repetition_penalty", 1.0)),
+        source_reward=float(given.get("encoder_repetition_penalty", 1.0)),
         no_repeat_ngram=given.get("no_repeat_ngram_size", 0),
-        min_new=max(given.get("min_new_tokens", 0), floor, 0),
-        suppressed=_ids(given.get("suppress_tokens", ())) + _bad_words(config, where),
+        no_source_ngram=given.get("encoder_no_repeat_ngram_size", 0),
+        bad_words=tuple(_ids(word) for word in given.get("bad_words_ids", ()) if _ids(word) not in single_ends),
+        min_new=given["min_new_tokens"] if "min_new_tokens" in given else max(floor, 0),
+        suppressed=_ids(given.get("suppress_tokens", ())),
         suppressed_first=_ids(given.get("begin_suppress_tokens", ())),
-        forced_first=given.get("forced_bos_token_id") if prompt == 1 else None,
+        forced_first=forced_first,
         forced_last=_ids(given.get("forced_eos_token_id", ())),
         ends=ends,
         pad=int(given.get("pad_token_id", ends[0])),
     )
-
-
-def processed_scores(
-    scores: Array, settings: GenerationSettings, history: Array, real: Array, step: Array, prompt: int
-) -> Array:
-    """Scores [R, V] as penalties, forced and forbidden tokens leave them: forbidden ones are -inf.
-
-    Args:
-        scores: logits, or log-probabilities of beams.
-        settings: the settings.
-        history: ids of the rows [R, W]; those from `prompt + step` on are no tokens yet.
-        real: which of them are tokens, and no padding [R, W].
-        step: index of the next token in the output.
-        prompt: length of the prompt with its padding, in tokens.
-    """
-    if settings.repetition_penalty != 1.0:
-        penalty = settings.repetition_penalty
-        penalised = jnp.where(scores < 0, scores * penalty, scores / penalty)
-        scores = jnp.where(_marked(history, real, scores.shape), penalised, scores)
-    if 0 < settings.no_repeat_ngram <= history.shape[1]:
-        repeats = _would_repeat(history, settings.no_repeat_ngram, prompt + step, scores.shape)
-        scores = jnp.where(repeats, -jnp.inf, scores)
-    if settings.min_new:
-        scores = jnp.where(step < settings.min_new, _without(scores, settings.ends), scores)
-    if settings.forced_first is not None:
-        scores = jnp.where(step == 0, _only(scores, (settings.forced_first,)), scores)
-    if settings.forced_last:
-        scores = jnp.where(step == settings.max_new_tokens - 1, _only(scores, settings.forced_last), scores)
-    scores = _without(scores, settings.suppressed)
-    if settings.suppressed_first:
-        begin = 0 if settings.forced_first is None else 1
-        scores = jnp.where(step == begin, _without(scores, settings.suppressed_first), scores)
-    return scores
-
-
-def filtered_scores(scores: Array, settings: GenerationSettings) -> Array:
-    """Scores [R, V] to draw from: divided by the temperature, those that are not drawn from -inf."""
-    scores = scores / settings.temperature
-    if 0 < settings.top_k < scores.shape[-1]:
-        least = jax.lax.top_k(scores, settings.top_k)[0][:, -1:]
-        scores = jnp.where(scores < least, -jnp.inf, scores)
-    if settings.top_p < 1:
-        ordered = jnp.sort(scores, axis=-1, descending=True)
-        shares = jax.nn.softmax(ordered, axis=-1)
-        kept = (jnp.cumsum(shares, axis=-1) - shares < settings.top_p).at[:, 0].set(True)
-        least = jnp.where(kept, ordered, jnp.inf).min(axis=-1, keepdims=True)
-        scores = jnp.where(scores < least, -jnp.inf, scores)
-    if settings.min_p > 0:
-        shares = jax.nn.softmax(scores, axis=-1)
-        scores = jnp.where(shares < settings.min_p * shares.max(axis=-1, keepdims=True), -jnp.inf, scores)
-    return scores
 
 
 def _check(config: Any, given: Mapping[str, Any], where: str) -> None:
@@ -207,7 +164,7 @@ def _check(config: Any, given: Mapping[str, Any], where: str) -> None:
         if value is not None and value != neutral:
             raise ModelError(
                 where,
-                f"the generation setting {key}: {value} is not honoured by the decoder",
+                f"the generation setting {key}: {value} is not honoured here",
                 "remove it from generation_config.json",
             )
     for key, (kind, fits, range_) in _RANGES.items():
@@ -222,52 +179,12 @@ def _check(config: Any, given: Mapping[str, Any], where: str) -> None:
         )
     if given.get("do_sample") and given.get("num_beams", 1) > 1:
         raise ModelError(where, "sampling and beam search exclude each other here", "set num_beams: 1")
+    if given.get("encoder_repetition_penalty", 1.0) != 1.0 and given.get("num_beams", 1) > 1:
+        problem = "encoder_repetition_penalty and beam search exclude each other: PyTorch applies it to some beams only"
+        raise ModelError(where, problem, "set num_beams: 1, or leave encoder_repetition_penalty out")
     if given.get("eos_token_id") is None:
         raise ModelError(where, "the generation config has no eos_token_id", "add it to the model's config")
 
 
 def _ids(value: Any) -> tuple[int, ...]:
     return tuple(int(one) for one in value) if isinstance(value, list | tuple) else (int(value),)
-
-
-def _bad_words(config: Any, where: str) -> tuple[int, ...]:
-    """Single forbidden tokens."""
-    words = getattr(config, "bad_words_ids", None) or ()
-    for word in words:
-        if len(word) > 1:
-            raise ModelError(
-                where,
-                f"the generation setting bad_words_ids: {word} is not honoured by the decoder",
-                "remove it from generation_config.json",
-            )
-    return tuple(int(word[0]) for word in words)
-
-
-def is_end(tokens: Array, settings: GenerationSettings) -> Array:
-    """Whether each token ends its prompts."""
-    return jnp.isin(tokens, jnp.array(settings.ends))
-
-
-def _without(scores: Array, ids: tuple[int, ...]) -> Array:
-    return scores.at[:, jnp.array(ids)].set(-jnp.inf) if ids else scores
-
-
-def _only(scores: Array, ids: tuple[int, ...]) -> Array:
-    return jnp.full_like(scores, -jnp.inf).at[:, jnp.array(ids)].set(0.0)
-
-
-def _marked(ids: Array, which: Array, shape: tuple[int, ...]) -> Array:
-    """Which tokens of the vocabulary are among the `ids` [R, N] that `which` [R, N] says: bool [R, V]."""
-    rows = jnp.arange(shape[0])[:, None]
-    return jnp.zeros(shape, bool).at[rows, ids].max(which)
-
-
-def _would_repeat(history: Array, length: int, end: Array, shape: tuple[int, ...]) -> Array:
-    """Which tokens [R, V] would make the last `length` tokens of a row, of which `end` are there, occur twice."""
-    places = history.shape[1] - length + 1
-    tail = jax.lax.dynamic_slice_in_dim(history, jnp.maximum(end - length + 1, 0), max(length - 1, 1), axis=1)
-    same = jnp.arange(places) + length <= end
-    for index in range(length - 1):
-        same = same & (history[:, index : index + places] == tail[:, index, None])
-    followers = history[:, length - 1 :]
-    return _marked(followers, jnp.broadcast_to(same, followers.shape), shape)

@@ -1,0 +1,83 @@
+"""Generation by the decoder, as one compiled program.
+
+Shapes: B batch, P length of the prompts, N of the outputs, R rows (of a batch, or beams of it), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from redco_cli.models.decoder.cache import KVCache
+from redco_cli.models.decoder.decoder import Decoder
+from redco_cli.models.generate.engine import outputs_of
+from redco_cli.models.generate.prompts import Prompts, moved_right
+from redco_cli.models.generate.settings import GenerationSettings
+from redco_cli.plugin.contract import Params
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class DecoderReader:
+    """The decoder as it reads prompts. A text starts at position 0 whatever padding is before it.
+
+    Attributes:
+        module: the decoder.
+        params: its parameters, in the types that it computes with.
+        row_dim: the cache is stacked over layers.
+    """
+
+    module: Decoder
+    params: Params
+    row_dim: int = 1
+
+    def begin(self, prompts: Prompts) -> tuple[Array, KVCache]:
+        """See `Reader`."""
+        positions = jnp.maximum(jnp.cumsum(prompts.mask, axis=1, dtype=jnp.int32) - 1, 0)
+        length = prompts.ids.shape[1] + prompts.settings.max_new_tokens - 1
+        hidden, cache = self._apply("prefill", prompts.ids, prompts.mask, length, positions=positions)
+        return self._apply("logits", hidden[:, -1]), cache
+
+    def go_on(self, prompts: Prompts, tokens: Array, cache: KVCache, step: Array) -> tuple[Array, KVCache]:
+        """See `Reader`."""
+        positions = prompts.mask.sum(axis=1, dtype=jnp.int32) + step
+        mask = jnp.pad(prompts.mask, ((0, 0), (0, prompts.settings.max_new_tokens - 1)), constant_values=True)
+        hidden, cache = self._apply("decode", tokens[:, None], cache, mask, positions=positions[:, None])
+        return self._apply("logits", hidden[:, -1]), cache
+
+    def _apply(self, method: str, *inputs: Any, **named: Any) -> Any:
+        return self.module.apply({"params": self.params}, *inputs, **named, method=method)
+
+
+@partial(jax.jit, static_argnames=("module", "settings"))
+def generate(
+    params: Params, input_ids: Array, attention_mask: Array, rng: Any, *, module: Decoder, settings: GenerationSettings
+) -> Array:
+    """Token ids [B, N]: the outputs alone, padded after their end.
+
+    A row whose mask is empty gets padding only.
+
+    Args:
+        params: of the decoder.
+        input_ids: prompts [B, P], padded on either side.
+        attention_mask: [B, P], 1 for real tokens.
+        rng: key for sampling; None is enough for anything else.
+        module: the decoder.
+        settings: how tokens are chosen.
+    """
+    ids, mask = moved_right(jnp.asarray(input_ids, jnp.int32), jnp.asarray(attention_mask, bool))
+    reading = module.clone(train=False, remat="none", unroll=1)  # unrolled, XLA copies the cache at every token
+    reader = DecoderReader(reading, _in_compute_type(params, module.dtype))
+    return outputs_of(Prompts(reader, settings, ids, mask, mask.any(axis=1), ids), rng)
+
+
+def _in_compute_type(params: Params, dtype: Any) -> Params:
+    """Matrices as the layers would cast them at every token; what is computed in float32 stays so."""
+    layers = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 2 else leaf, params["layers"])
+    others = {name: part for name, part in params.items() if name != "layers"}
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, others) | {"layers": layers}
