@@ -24,9 +24,11 @@ from flax.core import unfreeze
 
 from redco_cli.errors import ModelError
 from redco_cli.models.config.tasks import TO_SEQUENCE, flax_class_names
+from redco_cli.models.flax.big_bird import cropped, drawing, for_inputs
 from redco_cli.models.flax.generation import generate
 from redco_cli.models.flax.limits import check_inputs
 from redco_cli.models.flax.repairs import repair_loaded_modules
+from redco_cli.models.flax.trainable import frozen_paths, padding_untrained, refuse_layerdrop
 from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 from redco_cli.plugin.parts import next_token_loss
@@ -86,12 +88,16 @@ class HfFlaxModel:
         arguments = self._bind(inputs, named)
         check_inputs(self.config, arguments, self.where)
         switches = self._switches(train, rng)
+        flax_model, arguments, length = for_inputs(self.flax, arguments, self.where)
         try:
-            outputs = self.flax(**arguments, params=params, return_dict=True, **switches)
+            with padding_untrained(self.config):
+                outputs = flax_model(**arguments, params=params, return_dict=True, **switches)
         except flax.errors.InvalidRngError:
             raise ModelError(
                 self.where, "training this model needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
             ) from None
+        if length is not None:
+            outputs = cropped(outputs, length, jnp.shape(arguments["input_ids"])[-1])
         return outputs if self.task in _WHOLE_OUTPUT else outputs.logits
 
     def next_token_loss(self, params: Params, *inputs: Any, labels: Any, weights: Any = None, **named: Any) -> Loss:
@@ -170,9 +176,11 @@ class HfFlaxModel:
         if "dropout_rng" not in parameters:
             return {}
         if train:
-            _refuse_layerdrop(self.config, self.where)
-        named = {"deterministic": not train} if "deterministic" in parameters else {"train": train}
-        return {**named, "dropout_rng": rng} if train and rng is not None else named
+            refuse_layerdrop(self.config, self.where)
+        named: dict[str, Any] = {"deterministic": not train} if "deterministic" in parameters else {"train": train}
+        if train and rng is not None:
+            named |= {"dropout_rng": rng} | (drawing(rng) if "indices_rng" in parameters else {})
+        return named
 
     def _special_id(self, name: str) -> int:
         value = getattr(self.generation_config, name, None)
@@ -222,7 +230,7 @@ def build_model(
         flax=flax_model,
         generation_config=generation_config or flax_model.generation_config,
         abstract=abstract,
-        frozen=_frozen(abstract, config),
+        frozen=frozen_paths(abstract, config),
     )
 
 
@@ -267,23 +275,6 @@ def _enable_remat(flax_model: Any, where: str) -> None:
         raise ModelError(
             where, f"{type(flax_model).__name__} cannot recompute activations", "set train.remat: none"
         ) from None
-
-
-def _frozen(abstract: Params, config: Any) -> tuple[str, ...]:
-    """Running averages, and Whisper's sinusoidal encoder positions, which its class keeps from gradients only."""
-    averages = ("batch_stats/.*",) if "batch_stats" in abstract else ()
-    return averages + (("model/encoder/embed_positions/.*",) if config.model_type == "whisper" else ())
-
-
-def _refuse_layerdrop(config: Any, where: str) -> None:
-    """Flax draws the dropped layers once, when the program is traced: the same ones would be missing in every step."""
-    for key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
-        if getattr(config, key, 0):
-            raise ModelError(
-                where,
-                f"{key}: {getattr(config, key)} is not supported in training",
-                f"set {key}: 0 in the model's config",
-            )
 
 
 class _NoDeprecation(logging.Filter):
