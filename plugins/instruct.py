@@ -79,17 +79,17 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
     return loss
 
 
-def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Any:
     """Token ids [B, N] of the answers."""
     return generate(ctx, params, batch, rng)
 
 
-def output_fn(ctx: Context, outputs: Any) -> Sequence[str]:
+def output_fn(ctx: Context, outputs: Any) -> Sequence[Any]:
     """The answers as text."""
     return decode(ctx.tokenizer, outputs)
 
 
-def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[str]) -> Mapping[str, float]:
+def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[Any]) -> Mapping[str, float]:
     """How many answers equal that of their conversation to the letter, of those that have one."""
     found = [recognise(example, ctx.options) for example in examples]
     answers = [None if isinstance(one, Text) else one.answer for one in found]

@@ -71,11 +71,11 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
     return loss
 
 
-def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Any:
     """Token ids [B, N] that continue each prompt."""
     return generate(ctx, params, batch, rng)
 
 
-def output_fn(ctx: Context, outputs: Any) -> Sequence[str]:
+def output_fn(ctx: Context, outputs: Any) -> Sequence[Any]:
     """The continuations as text."""
     return decode(ctx.tokenizer, outputs)

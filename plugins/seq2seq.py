@@ -73,16 +73,16 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
     return token_loss(logits, labels)
 
 
-def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
+def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Any:
     """Token ids [B, N] of each target."""
     return generate(ctx, params, batch, rng)
 
 
-def output_fn(ctx: Context, outputs: Any) -> Sequence[str]:
+def output_fn(ctx: Context, outputs: Any) -> Sequence[Any]:
     """The targets as text."""
     return decode(ctx.tokenizer, outputs)
 
 
-def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[str]) -> Mapping[str, float]:
+def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[Any]) -> Mapping[str, float]:
     """How many targets are right to the letter."""
     return {"exact_match": exact_match(predictions, column(examples, ctx.options.target, str))}

@@ -23,7 +23,7 @@ from redco_cli.plugin.contract import Example
 from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predict import check_output, line_of, write_predictions
 from redco_cli.prediction.predictor import Predictor
-from redco_cli.prediction.prompt import conversation_example, explaining_prompt, prompt_example
+from redco_cli.prediction.prompt import answer_text, conversation_example, explaining_prompt, prompt_example
 from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, load_run
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
@@ -252,7 +252,7 @@ def chat(
             messages.append({"role": "user", "content": turn})
             example = conversation_example(messages)
             (answer,) = predictor.all(variables, example(job.plugin), lambda _: None, (number,))
-            messages.append({"role": "assistant", "content": str(answer)})
+            messages.append({"role": "assistant", "content": answer_text(answer)})
             yield answer
 
 

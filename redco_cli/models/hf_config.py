@@ -53,4 +53,4 @@ def decoder_config(hf_config: Any, *, where: Callable[[str], str]) -> DecoderCon
             "hidden_act", f"there is no activation {options['activation']!r}", f"choose from: {', '.join(ACTIVATIONS)}"
         )
     warn_unread(where(ignored[0]) if ignored else "", family.model_type, ignored)
-    return DecoderConfig(**options)
+    return DecoderConfig(**options, restarts_separate=family.restarts_separate)

@@ -78,10 +78,13 @@ class Model(Protocol):
                 or an encoder's pixel values or features.
             attention_mask: [B, L], 1 for real tokens.
             rng: key for sampling.
-            settings: fields of the recipe's `predict.generation`.
+            settings: fields of the recipe's `predict.generation`; with `stop_strings` also `tokenizer`.
 
         Returns:
-            Token ids [B, N] of the output alone, without the prompt, padded with the pad id after the end.
+            Token ids [B, N] of the output alone, without the prompt, padded after the end with the pad id (the end id
+            when there is none). With `num_samples` above 1 [B, num_samples, N]. With `log_probs` a dict: `ids`,
+            `log_probs` of the same shape, the log-probability of each token given all before it, by the model itself,
+            whatever the settings made of it (0 behind the end), and `lengths`, how many tokens there are up to the end.
 
         Raises:
             ModelError: when the model does not generate, or not in the way asked for.

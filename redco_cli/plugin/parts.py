@@ -182,26 +182,58 @@ def next_token_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array | N
     return token_loss(logits[:, :-1], labels[:, 1:], None if weights is None else weights[:, 1:])
 
 
-def generate(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> jax.Array:
-    """Token ids [B, N] that the model makes of `input_ids` and `attention_mask` [B, L], by `predict.generation`."""
+def generate(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Any:
+    """What the model makes of `input_ids` and `attention_mask` [B, L] by `predict.generation`: see `Model.generate`.
+
+    Token ids [B, N]; [B, D, N] with `num_samples` above 1; and with `log_probs` a dict.
+    """
     settings = ctx.recipe.predict.generation.model_dump()
-    ids: jax.Array = ctx.model.generate(params, batch["input_ids"], batch["attention_mask"], rng=rng, **settings)
-    return ids
+    named = {"rng": rng, "tokenizer": ctx.tokenizer, **settings}
+    return ctx.model.generate(params, batch["input_ids"], batch["attention_mask"], **named)
 
 
-def decode(tokenizer: Any, ids: NDArray[Any]) -> list[str]:
-    """Generated token ids [B, N] as B texts, without padding, end mark and other special tokens."""
-    texts: list[str] = tokenizer.batch_decode(np.asarray(ids), skip_special_tokens=True)
-    return texts
+def decode(tokenizer: Any, outputs: Any) -> list[Any]:
+    """What `generate` returned, as B predictions: texts without padding, end mark and other special tokens.
+
+    With `num_samples` above 1 each is a list of them; with `log_probs` each text is a dict of `text` and `log_probs`,
+    one for each token up to the end.
+
+    Args:
+        tokenizer: as `ctx.tokenizer`.
+        outputs: token ids [B, N] or [B, D, N], or a dict with `ids`, `log_probs` and `lengths`, as numpy arrays.
+    """
+    ids = np.asarray(outputs["ids"] if isinstance(outputs, Mapping) else outputs)
+    texts: list[Any] = tokenizer.batch_decode(ids.reshape(-1, ids.shape[-1]), skip_special_tokens=True)
+    if isinstance(outputs, Mapping):
+        rows = np.asarray(outputs["log_probs"]).reshape(-1, ids.shape[-1]).tolist()
+        lengths = np.asarray(outputs["lengths"]).reshape(-1).tolist()
+        texts = [
+            {"text": text, "log_probs": row[:length]} for text, row, length in zip(texts, rows, lengths, strict=True)
+        ]
+    if ids.ndim == 2:
+        return texts
+    samples = ids.shape[1]
+    return [texts[start : start + samples] for start in range(0, len(texts), samples)]
 
 
-def exact_match(predictions: Sequence[str], references: Sequence[str]) -> float:
+def exact_match(predictions: Sequence[Any], references: Sequence[str]) -> float:
     """The share of predictions, 0 to 1, that equal their reference up to surrounding white space.
+
+    Args:
+        predictions: as `decode` returns them, one text each.
+        references: texts.
+
+    Raises:
+        PluginError: there are several samples of each.
 
     >>> exact_match(["1999-03-03 ", "2000-01-02"], ["1999-03-03", "2000-01-01"])
     0.5
     """
-    pairs = zip(predictions, references, strict=True)
+    if any(isinstance(prediction, list) for prediction in predictions):
+        problem = "predict.generation.num_samples makes lists of texts, which no reference equals"
+        raise PluginError("exact_match", problem, "set predict.generation.num_samples: 1, or write a metric_fn")
+    said = [prediction["text"] if isinstance(prediction, Mapping) else prediction for prediction in predictions]
+    pairs = zip(said, references, strict=True)
     return float(np.mean([prediction.strip() == reference.strip() for prediction, reference in pairs]))
 
 

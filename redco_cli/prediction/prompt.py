@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from redco_cli.errors import DataError, PluginError, UsageError
 from redco_cli.plugin.contract import Example
@@ -26,6 +27,18 @@ def prompt_example(text: str) -> Made:
 def conversation_example(messages: Sequence[Mapping[str, str]]) -> Made:
     """Makes the example of a plugin whose input is a conversation: `role` and `content` of each turn."""
     return lambda plugin: [{_column(plugin, (CONVERSATION,), CONVERSATION): list(messages)}]
+
+
+def answer_text(prediction: Any) -> str:
+    """The text of a prediction, as the next turn of a conversation reads it.
+
+    Raises:
+        UsageError: there are several samples of it.
+    """
+    if isinstance(prediction, list):
+        problem = "a conversation goes on from one answer, but predict.generation.num_samples makes several"
+        raise UsageError("--chat", problem, "add predict.generation.num_samples=1")
+    return str(prediction["text"] if isinstance(prediction, Mapping) and "text" in prediction else prediction)
 
 
 def _column(plugin: LoadedPlugin, options: Sequence[str], otherwise: str) -> str:

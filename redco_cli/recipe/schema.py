@@ -190,8 +190,18 @@ class GenerationSection(Section):
     """Sample among the k likeliest tokens."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample among the likeliest tokens that make up this probability."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Sample among the tokens with at least this share of the likeliest one's probability."""
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """Divides the logits of tokens that are in the text already (negative ones are multiplied); 1 is none."""
     num_beams: Positive = 1
     """Beam search over so many beams; 1 is none."""
+    num_samples: Positive = 1
+    """Outputs for each prompt: drawn with `do_sample`, or the best of `num_beams`; more than one become a list."""
+    stop_strings: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False)] | None = None
+    """Texts that end an output, which keeps them."""
+    log_probs: bool = False
+    """Predictions hold the log-probability of each token too, in nats, as the model says it before any setting."""
 
 
 class PredictSection(Section):

@@ -96,6 +96,7 @@ class DecoderConfig:
         learned_positions: rows of the position table, less the offset; 0 for none.
         position_offset: rows before that of position 0 (OPT).
         positions_skip_padding: whether positions count real tokens only, as far as they are not given (OPT).
+        restarts_separate: whether positions that are given without a mask, and begin anew in a row, begin another text.
         alibi: a bias linear in the key's position, a slope per head.
         alibi_rounded: whether it is rounded to bfloat16 and scaled like the scores (Falcon).
         windows: for each layer how many tokens a token sees, itself included; None for all before it.
@@ -146,6 +147,7 @@ class DecoderConfig:
     learned_positions: int = 0
     position_offset: int = 0
     positions_skip_padding: bool = False
+    restarts_separate: bool = True
     alibi: bool = False
     alibi_rounded: bool = False
     windows: tuple[int | None, ...]

@@ -12,11 +12,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from redco_cli.errors import ModelError
 from redco_cli.models.decoder.cache import KVCache
+from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder
 from redco_cli.models.generate.engine import outputs_of
 from redco_cli.models.generate.prompts import Prompts, moved_right
 from redco_cli.models.generate.settings import GenerationSettings
+from redco_cli.models.generate.stops import Stops
 from redco_cli.plugin.contract import Params
 
 Array = Any
@@ -56,9 +59,16 @@ class DecoderReader:
 
 @partial(jax.jit, static_argnames=("module", "settings"))
 def generate(
-    params: Params, input_ids: Array, attention_mask: Array, rng: Any, *, module: Decoder, settings: GenerationSettings
-) -> Array:
-    """Token ids [B, N]: the outputs alone, padded after their end.
+    params: Params,
+    input_ids: Array,
+    attention_mask: Array,
+    rng: Any,
+    stops: Stops | None = None,
+    *,
+    module: Decoder,
+    settings: GenerationSettings,
+) -> Any:
+    """The outputs alone, padded after their end; see `outputs_of`.
 
     A row whose mask is empty gets padding only.
 
@@ -67,13 +77,14 @@ def generate(
         input_ids: prompts [B, P], padded on either side.
         attention_mask: [B, P], 1 for real tokens.
         rng: key for sampling; None is enough for anything else.
+        stops: what ends outputs besides tokens.
         module: the decoder.
         settings: how tokens are chosen.
     """
     ids, mask = moved_right(jnp.asarray(input_ids, jnp.int32), jnp.asarray(attention_mask, bool))
     reading = module.clone(train=False, remat="none", unroll=1)  # unrolled, XLA copies the cache at every token
     reader = DecoderReader(reading, _in_compute_type(params, module.dtype))
-    return outputs_of(Prompts(reader, settings, ids, mask, mask.any(axis=1), ids), rng)
+    return outputs_of(Prompts(reader, settings, ids, mask, mask.any(axis=1), ids, stops), rng)
 
 
 def _in_compute_type(params: Params, dtype: Any) -> Params:
@@ -81,3 +92,25 @@ def _in_compute_type(params: Params, dtype: Any) -> Params:
     layers = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 2 else leaf, params["layers"])
     others = {name: part for name, part in params.items() if name != "layers"}
     return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, others) | {"layers": layers}
+
+
+def check_rope(config: DecoderConfig, prompt: int, new: int, where: str) -> None:
+    """Refuses outputs in the midst of which the whole text would have to be read again.
+
+    Args:
+        config: the decoder's.
+        prompt: length of the prompt with its padding, in tokens.
+        new: most tokens of the output.
+        where: place for errors.
+
+    Raises:
+        ModelError: there would be such a place.
+    """
+    for rope in config.ropes if config.rereads_long_texts else ():
+        if rope.kind == "longrope" and prompt <= rope.positions < prompt + new - 1:
+            changes = f"{config.family} changes its rotary positions (longrope) at {rope.positions} tokens"
+            raise ModelError(
+                where,
+                f"{changes}, between a prompt of {prompt} and an output of {new}",
+                f"make outputs shorter: predict.generation.max_new_tokens: {rope.positions + 1 - prompt}",
+            )

@@ -66,6 +66,20 @@ def token_positions(config: DecoderConfig, queries: Array, mask: Array | None) -
     return queries[None]
 
 
+def texts_by_position(position_ids: Array) -> Array | None:
+    """Numbers [1 or B, S] of the texts that positions [1 or B, S] tell apart: each begins where they do not go on by 1.
+
+    As `find_packed_sequence_indices` in transformers' `masking_utils.py`.
+
+    Returns:
+        None where the positions are at hand and tell no text from another.
+    """
+    steps = jnp.diff(position_ids, axis=1) != 1
+    if not isinstance(steps, jax.core.Tracer) and not steps.any():
+        return None
+    return jnp.pad(jnp.cumsum(steps, axis=1), ((0, 0), (1, 0)))
+
+
 def layer_traits(config: DecoderConfig) -> LayerTraits:
     """What tells the layers apart, as arrays [L]."""
     windows = [_NO_WINDOW if window is None else window for window in config.windows]

@@ -13,12 +13,15 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError
+from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
 from redco_cli.models.decoder.attention import Kernel
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder, Remat, abstract_params
-from redco_cli.models.decoder.generate import generate
+from redco_cli.models.decoder.generate import check_rope, generate
 from redco_cli.models.decoder.loss import cross_entropy, head_of
+from redco_cli.models.decoder.masks import texts_by_position
 from redco_cli.models.generate.settings import read_settings
+from redco_cli.models.generate.stops import stops_of
 from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
@@ -71,6 +74,11 @@ class DecoderModel:
         """The decoder's own config."""
         config: DecoderConfig = self.module.config
         return config
+
+    @property
+    def rows(self) -> Mapping[str, Rows]:
+        """Name of an input, or of labels, to the rows that there are for its values."""
+        return rows_of(self.config, self.task, self.decoder.learned_positions or None)
 
     @property
     def packs(self) -> bool:
@@ -155,16 +163,17 @@ class DecoderModel:
             inputs: prompt ids [B, P], padded on either side.
             attention_mask: [B, P], 1 for real tokens; None for no padding. A row without real tokens gets padding only.
             rng: key for sampling.
-            settings: fields of the recipe's `predict.generation`, and other settings of `GenerationConfig` that the
-                decoder follows; None leaves a setting to the model's generation config.
+            settings: fields of the recipe's `predict.generation`, with `stop_strings` also `tokenizer`; and other
+                settings of `GenerationConfig` that are followed. None leaves one to the model's generation config.
 
         Returns:
-            The output alone, without the prompt, padded with the pad id (the end id when there is none) after the end.
+            What `Model.generate` of the plugin guide promises.
 
         Raises:
             ModelError: a setting that is unknown, out of its range or not followed, prompts that are no [B, P] or have
                 no positions for their outputs, or no key for sampling.
         """
+        check_call(self.rows, {"input_ids": inputs}, self.where)
         shape = jnp.shape(inputs)
         if len(shape) != 2 or 0 in shape:
             raise ModelError(self.where, f"prompts have shape {list(shape)}", "give input_ids of shape [B, P]")
@@ -176,14 +185,15 @@ class DecoderModel:
             )
         read = read_settings(self._generation_config(), settings, prompt=shape[1], where=self.where)
         self._check_length(shape[1] + read.max_new_tokens)
-        self._check_rope(shape[1], read.max_new_tokens)
+        check_rope(self.decoder, shape[1], read.max_new_tokens, self.where)
         if read.sample and rng is None:
             raise ModelError(
                 self.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it"
             )
         mask = jnp.ones(shape, bool) if attention_mask is None else attention_mask
         key = rng if read.sample else None
-        return generate(params, inputs, mask, key, module=self.module, settings=read)
+        stops = stops_of(read.stops, settings.get("tokenizer"), self.where)
+        return generate(params, inputs, mask, key, stops, module=self.module, settings=read)
 
     def _generation_config(self) -> Any:
         """The saved generation config, or what the model's config implies."""
@@ -200,17 +210,6 @@ class DecoderModel:
                 "make sequences shorter: data.max_length, predict.generation.max_new_tokens",
             )
 
-    def _check_rope(self, prompt: int, new: int) -> None:
-        """Refuses outputs in the midst of which the whole text would have to be read again."""
-        for rope in self.decoder.ropes if self.decoder.rereads_long_texts else ():
-            if rope.kind == "longrope" and prompt <= rope.positions < prompt + new - 1:
-                changes = f"{self.decoder.family} changes its rotary positions (longrope) at {rope.positions} tokens"
-                raise ModelError(
-                    self.where,
-                    f"{changes}, between a prompt of {prompt} and an output of {new}",
-                    f"make outputs shorter: predict.generation.max_new_tokens: {rope.positions + 1 - prompt}",
-                )
-
     def _apply(
         self, params: Params, method: str, inputs: tuple[Any, ...], named: dict[str, Any], rng: Any, train: bool
     ) -> Any:
@@ -219,6 +218,10 @@ class DecoderModel:
         if calls is not None:
             calls.append(given.get("segment_ids") is not None)
         config = self.decoder
+        segment_ids, position_ids = given.get("segment_ids"), given.get("position_ids")
+        unmasked = segment_ids is None and given.get("attention_mask") is None
+        if unmasked and position_ids is not None and config.restarts_separate:
+            segment_ids = texts_by_position(position_ids)
         dropout = train and any((config.embedding_dropout, config.attention_dropout, config.residual_dropout))
         if dropout and rng is None:
             raise ModelError(
@@ -228,8 +231,8 @@ class DecoderModel:
             {"params": params},
             given["input_ids"],
             given.get("attention_mask"),
-            positions=given.get("position_ids"),
-            segment_ids=given.get("segment_ids"),
+            positions=position_ids,
+            segment_ids=segment_ids,
             rngs={"dropout": rng} if dropout else {},
             method=method,
         )
@@ -247,6 +250,8 @@ class DecoderModel:
             raise ModelError(self.where, "the decoder needs input_ids", f"its inputs are: {', '.join(_INPUTS)}")
         if given.get("position_ids") is None:
             self._check_length(jnp.shape(given["input_ids"])[-1])
+        check_call(self.rows, given, self.where)
+        check_masks(given, self.where)
         return given
 
 

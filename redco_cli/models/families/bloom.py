@@ -26,6 +26,7 @@ def _bloom(s: Settings) -> Options:
 FAMILIES = (
     Family(
         model_type="bloom",
+        restarts_separate=False,
         read=_bloom,
         irrelevant=named("slow_but_exact n_embed"),
         names=Names(

@@ -62,6 +62,7 @@ def _falcon(s: Settings) -> Options:
 FAMILIES = (
     Family(
         model_type="falcon",
+        restarts_separate=False,
         read=_falcon,
         irrelevant=named("rope_theta rope_scaling num_kv_heads n_embed"),
         names=names,

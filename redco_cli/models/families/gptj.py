@@ -55,6 +55,7 @@ def _gptj(s: Settings) -> Options:
 FAMILIES = (
     Family(
         model_type="gptj",
+        restarts_separate=False,
         read=_gptj,
         irrelevant=frozenset({"n_positions"}),
         names=NAMES,

@@ -60,6 +60,7 @@ def _opt(s: Settings) -> Options:
 FAMILIES = (
     Family(
         model_type="opt",
+        restarts_separate=False,
         read=_opt,
         names=NAMES,
         example={

@@ -57,6 +57,7 @@ FAMILIES = (
     ),
     Family(
         model_type="qwen2_moe",
+        restarts_separate=False,
         read=_qwen2_moe,
         irrelevant=WINDOW_SWITCHES | ROUTER_LOSS | {"intermediate_size"},
         names=llama_names(ATTENTION_NAMES, PRE_NORM_NAMES, QWEN_EXPERT_NAMES, SHARED_EXPERT_NAMES),

@@ -28,6 +28,7 @@ def _stablelm(s: Settings) -> Options:
 FAMILIES = (
     Family(
         model_type="stablelm",
+        restarts_separate=False,
         read=_stablelm,
         names=llama_names(),
         example={**TINY, "partial_rotary_factor": 0.5},

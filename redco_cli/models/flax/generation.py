@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.errors import ModelError
+from redco_cli.models.bounds import Rows, check_call
 from redco_cli.models.config.tasks import GENERATING, TO_SEQUENCE
 from redco_cli.models.flax.limits import check_inputs, check_length
 from redco_cli.models.flax.reading import FlaxReader, encoded
@@ -22,6 +23,7 @@ from redco_cli.models.flax.whisper import SETTINGS, Start, read_start
 from redco_cli.models.generate.engine import outputs_of
 from redco_cli.models.generate.prompts import Prompts, moved_right
 from redco_cli.models.generate.settings import GenerationSettings, read_settings
+from redco_cli.models.generate.stops import Stops, stops_of
 from redco_cli.plugin.contract import Params
 
 Array = Any
@@ -51,6 +53,10 @@ class Generator(Protocol):
         """The place in the recipe that asked for it."""
 
     @property
+    def rows(self) -> Mapping[str, Rows]:
+        """Name of an input to the rows that there are for its values."""
+
+    @property
     def flax(self) -> Any:
         """The transformers model, without parameters."""
 
@@ -58,20 +64,22 @@ class Generator(Protocol):
 def generate(
     model: Generator, params: Params, inputs: Any, attention_mask: Any, rng: Any, settings: Mapping[str, Any]
 ) -> Any:
-    """Token ids [B, N]; see `HfFlaxModel.generate`."""
+    """Token ids [B, N], or more; see `HfFlaxModel.generate`."""
     _check_model(model)
-    main = _MAIN_INPUTS.get(model.task, "")
+    main = _MAIN_INPUTS.get(model.task, "input_features" if model.config.model_type == "whisper" else "inputs")
     _check_shapes(main, jnp.shape(inputs), attention_mask, model.where)
+    check_call(model.rows, {main: inputs} if main == "input_ids" else {}, model.where)
     start, settings = _start(model, settings)
     prompt = jnp.shape(inputs)[1] if start is None else len(start.tokens)
     read = read_settings(model.generation_config, settings, prompt=prompt, where=model.where)
     name = "input_ids" if start is None else "decoder_input_ids"
     check_length(model.config, name, prompt + read.max_new_tokens, model.where)
-    check_inputs(model.config, {main: inputs} if main and start is not None else {}, model.where)
+    check_inputs(model.config, {main: inputs} if start is not None else {}, model.where)
     if read.sample and rng is None:
         raise ModelError(model.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it")
     key = rng if read.sample else None
-    return _outputs(params, inputs, attention_mask, key, model=model, settings=read, start=start)
+    stops = stops_of(read.stops, settings.get("tokenizer"), model.where)
+    return _outputs(params, inputs, attention_mask, key, stops, model=model, settings=read, start=start)
 
 
 @partial(jax.jit, static_argnames=("model", "settings", "start"))
@@ -80,18 +88,20 @@ def _outputs(
     inputs: Array,
     mask: Array | None,
     rng: Any,
+    stops: Stops | None,
     *,
     model: Generator,
     settings: GenerationSettings,
     start: Start | None,
-) -> Array:
-    """Token ids [B, N], compiled once for equal shapes and settings; see `generate`.
+) -> Any:
+    """What `outputs_of` returns, compiled once for equal shapes and settings; see `generate`.
 
     Args:
         params: as `init` returns them.
         inputs: what the encoder reads, or without one the prompts [B, P].
         mask: [B, L], or None.
         rng: key for sampling, or None.
+        stops: what ends outputs besides tokens.
         model: the model.
         settings: how tokens are chosen.
         start: what a decoder starts with that has an encoder; None without one.
@@ -103,12 +113,12 @@ def _outputs(
     if start is None:
         real = jnp.ones(inputs.shape, bool) if mask is None else mask.astype(bool)
         ids, real = moved_right(jnp.asarray(inputs, jnp.int32), real)
-        return outputs_of(Prompts(reader, settings, ids, real, wanted, ids), rng)
+        return outputs_of(Prompts(reader, settings, ids, real, wanted, ids, stops), rng)
     hidden, encoder_mask = encoded(model.flax, params, inputs, mask)
     ids = start.ids(model.flax, params, hidden)
     source = jnp.asarray(inputs, jnp.int32) if model.task == "seq2seq" else None
     context = (hidden, encoder_mask)
-    return outputs_of(Prompts(reader, settings, ids, jnp.ones_like(ids, bool), wanted, source, context), rng)
+    return outputs_of(Prompts(reader, settings, ids, jnp.ones_like(ids, bool), wanted, source, stops, context), rng)
 
 
 def _check_model(model: Generator) -> None:
@@ -130,7 +140,7 @@ def _check_shapes(main: str, shape: tuple[int, ...], mask: Any, where: str) -> N
     if mask is not None and len(shape) == 2 and jnp.shape(mask) != shape:
         raise ModelError(
             where,
-            f"attention_mask has shape {list(jnp.shape(mask))}, but {main or 'inputs'} {list(shape)}",
+            f"attention_mask has shape {list(jnp.shape(mask))}, but {main} {list(shape)}",
             "give them the same shape",
         )
 

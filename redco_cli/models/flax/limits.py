@@ -32,6 +32,10 @@ def check_inputs(config: Any, arguments: Mapping[str, Any], where: str) -> None:
             check_length(config, name, jnp.shape(arguments[name])[-1], where)
     if arguments.get("pixel_values") is not None:
         _check_image(config, jnp.shape(arguments["pixel_values"]), where)
+    if arguments.get("input_features") is not None and config.model_type == "whisper":
+        _check_spectrogram(config, jnp.shape(arguments["input_features"]), where)
+    if arguments.get("inputs") is not None and config.model_type == "speech-encoder-decoder":
+        _check_sound(config.encoder, jnp.shape(arguments["inputs"]), where)
 
 
 def check_length(config: Any, name: str, length: int, where: str) -> None:
@@ -75,4 +79,29 @@ def _check_image(config: Any, shape: tuple[int, ...], where: str) -> None:
             where,
             f"pixel_values have shape {list(shape)}, but the model takes [B, {inner.num_channels}, {height}, {width}]",
             "resize the images, or set image_size in the model's config",
+        )
+
+
+def _check_spectrogram(config: Any, shape: tuple[int, ...], where: str) -> None:
+    wanted = (config.num_mel_bins, 2 * config.max_source_positions)
+    if len(shape) != 3 or tuple(shape[1:]) != wanted:
+        raise ModelError(
+            where,
+            f"input_features have shape {list(shape)}, but the model takes [B, {wanted[0]}, {wanted[1]}]",
+            "pad or cut them as the model's feature extractor does: mel bins, then frames of max_source_positions",
+        )
+
+
+def _check_sound(encoder: Any, shape: tuple[int, ...], where: str) -> None:
+    """Convolutions take a sound of so many samples at least."""
+    if len(shape) != 2:
+        raise ModelError(where, f"inputs have shape {list(shape)}, but the model takes [B, samples]", "give raw sound")
+    least = 1
+    for width, stride in reversed(list(zip(encoder.conv_kernel, encoder.conv_stride, strict=True))):
+        least = (least - 1) * stride + width
+    if shape[1] < least:
+        raise ModelError(
+            where,
+            f"inputs have {shape[1]} samples, but the convolutions of {encoder.model_type} take {least} at least",
+            "pad sounds, or leave such short ones out",
         )

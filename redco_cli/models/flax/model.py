@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from flax.core import unfreeze
 
 from redco_cli.errors import ModelError
+from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
 from redco_cli.models.config.tasks import TO_SEQUENCE, flax_class_names
 from redco_cli.models.flax.big_bird import cropped, drawing, for_inputs
 from redco_cli.models.flax.generation import generate
@@ -65,6 +66,11 @@ class HfFlaxModel:
     frozen: tuple[str, ...] = ()
     added: AddedTokens | None = None
 
+    @property
+    def rows(self) -> Mapping[str, Rows]:
+        """Name of an input, or of labels, to the rows that there are for its values."""
+        return rows_of(self.config, self.task, getattr(self.config, "max_position_embeddings", None))
+
     def init(self, rng: Any) -> Params:
         """Fresh float32 parameters from a key. Traceable: call it under `jit` to have them born sharded."""
         return _float32(unfreeze(self.flax.init_weights(rng, self.flax.input_shape)))
@@ -87,6 +93,8 @@ class HfFlaxModel:
         """
         arguments = self._bind(inputs, named)
         check_inputs(self.config, arguments, self.where)
+        check_call(self.rows, arguments, self.where)
+        check_masks(arguments, self.where)
         switches = self._switches(train, rng)
         flax_model, arguments, length = for_inputs(self.flax, arguments, self.where)
         try:
@@ -135,10 +143,11 @@ class HfFlaxModel:
             attention_mask: [B, L], 1 for real tokens.
             rng: key for sampling.
             settings: fields of the recipe's `predict.generation`, and other settings of `GenerationConfig` that the
-                Flax classes honour; None leaves a setting to the model's generation config.
+                decoder follows too; None leaves a setting to the model's generation config. `stop_strings` need
+                `tokenizer`. Whisper also takes `language` and `task`.
 
         Returns:
-            The output alone, without the prompt, padded with the pad id (the end id when there is none) after the end.
+            What `Model.generate` of the plugin guide promises.
 
         Raises:
             ModelError: the model does not generate, or not in the way asked for.

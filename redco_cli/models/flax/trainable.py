@@ -56,7 +56,8 @@ def padding_untrained(config: Any) -> contextlib.AbstractContextManager[Any]:
         ids = args[0] if args else named["inputs"]
         return jnp.where((ids == padding)[..., None], jax.lax.stop_gradient(found), found)
 
-    return nn.intercept_methods(intercepted)
+    context: contextlib.AbstractContextManager[Any] = nn.intercept_methods(intercepted)
+    return context
 
 
 def _padding_id(config: Any, path: tuple[str, ...]) -> int | None:

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.generate.scores import processed_scores
+from redco_cli.models.generate.scores import is_end, processed_scores
 from redco_cli.models.generate.settings import GenerationSettings
+from redco_cli.models.generate.stops import Stops
 
 Array = Any
 Cache = Any
@@ -50,6 +51,7 @@ class Prompts:
         mask: [R, P], bool.
         wanted: which rows are continued at all [R], bool; the others get padding.
         source: ids that an encoder reads [R, S], or the prompts of a decoder without one; None where it reads no text.
+        stops: what ends outputs besides tokens; None for nothing.
         context: what else the reader wants for each row, such as an encoder's output: a pytree of arrays [R, ...].
     """
 
@@ -59,6 +61,7 @@ class Prompts:
     mask: Array
     wanted: Array
     source: Array | None
+    stops: Stops | None = None
     context: Any = None
 
     def begin(self) -> tuple[Array, Cache]:
@@ -76,10 +79,24 @@ class Prompts:
         history = jnp.concatenate([self.ids, outputs], axis=1)
         return processed_scores(scores, self.settings, history, self.source, step, self.ids.shape[1])
 
-    def in_beams(self) -> Prompts:
-        """Each row M times, one after the other."""
+    def started(self) -> Array | None:
+        """States [R] of the stop strings behind the prompts; None where there are none."""
+        return None if self.stops is None else self.stops.read(self.ids)
+
+    def ended(self, tokens: Array, states: Array | None) -> tuple[Array, Array | None]:
+        """Which `tokens` end their outputs, and the states of the stop strings after them; all of one shape."""
+        ends = is_end(tokens, self.settings)
+        if self.stops is None:
+            return ends, None
+        states, found = self.stops.step(states, tokens)
+        return ends | found, states
+
+    def times(self, count: int) -> Prompts:
+        """Each row so many times, one after the other."""
+        if count == 1:
+            return self
         rows = (self.ids, self.mask, self.wanted, self.source, self.context)
-        rows = jax.tree.map(lambda array: repeated(array, self.settings.beams, axis=0), rows)
+        rows = jax.tree.map(lambda array: repeated(array, count, axis=0), rows)
         ids, mask, wanted, source, context = rows
         return replace(self, ids=ids, mask=mask, wanted=wanted, source=source, context=context)
 

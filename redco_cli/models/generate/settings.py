@@ -38,6 +38,9 @@ class GenerationSettings:
         suppressed_first: ids that do not come first, or second behind a forced first token.
         forced_first: the first token; None for free.
         forced_last: ids one of which the last token is; empty for free.
+        samples: outputs for each prompt.
+        log_probs: whether the log-probabilities of the tokens are wanted.
+        stops: texts that end an output.
         ends: ids that end the prompts.
         pad: what follows the end.
     """
@@ -62,6 +65,9 @@ class GenerationSettings:
     suppressed_first: tuple[int, ...]
     forced_first: int | None
     forced_last: tuple[int, ...]
+    samples: int
+    log_probs: bool
+    stops: tuple[str, ...]
     ends: tuple[int, ...]
     pad: int
 
@@ -72,6 +78,7 @@ _RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "max_new_tokens": (int, lambda value: value >= 1, "an integer of 1 or more"),
     "min_new_tokens": (int, lambda value: value >= 0, "an integer of 0 or more"),
     "min_length": (int, lambda value: value >= 0, "an integer of 0 or more"),
+    "num_samples": (int, lambda value: value >= 1, "an integer of 1 or more"),
     "num_beams": (int, lambda value: value >= 1, "an integer of 1 or more"),
     "top_k": (int, lambda value: value >= 0, "an integer of 0 or more"),
     "no_repeat_ngram_size": (int, lambda value: value >= 0, "an integer of 0 or more"),
@@ -83,7 +90,8 @@ _RANGES: dict[str, tuple[type, Callable[[Any], bool], str]] = {
     "repetition_penalty": (float, lambda value: value > 0, "a number above 0"),
     "encoder_repetition_penalty": (float, lambda value: value > 0, "a number above 0"),
 }
-HONOURED = frozenset({*_RANGES, *_IDS, *_FORCING, "do_sample", "early_stopping", "bad_words_ids", "renormalize_logits"})
+_SWITCHES = ("do_sample", "early_stopping", "bad_words_ids", "renormalize_logits", "stop_strings", "log_probs")
+HONOURED = frozenset({*_RANGES, *_IDS, *_FORCING, *_SWITCHES})
 """Settings of a generation config that are followed."""
 
 _REFUSED: dict[str, Any] = {
@@ -102,7 +110,6 @@ _REFUSED: dict[str, Any] = {
     "remove_invalid_values": False,
     "token_healing": False,
     "watermarking_config": None,
-    "stop_strings": None,
     "max_time": None,
     "num_return_sequences": 1,
 }
@@ -114,14 +121,14 @@ def read_settings(config: Any, overrides: Mapping[str, Any], *, prompt: int, whe
 
     Args:
         config: the transformers generation config.
-        overrides: settings by name; None leaves one to the config.
+        overrides: settings by name; None leaves one to the config. `tokenizer` is none of them, but may be there.
         prompt: length of the prompt with its padding, in tokens.
         where: place for errors.
 
     Raises:
         ModelError: a setting that is unknown, not followed, or out of its range, or one that is missing.
     """
-    unknown = sorted(set(overrides) - HONOURED)
+    unknown = sorted(set(overrides) - HONOURED - {"tokenizer"})
     if unknown:
         raise ModelError(where, f"generation knows no setting {unknown[0]}", f"settings: {', '.join(sorted(HONOURED))}")
     given: dict[str, Any] = {name: getattr(config, name, None) for name in HONOURED}
@@ -153,6 +160,9 @@ def read_settings(config: Any, overrides: Mapping[str, Any], *, prompt: int, whe
         suppressed_first=_ids(given.get("begin_suppress_tokens", ())),
         forced_first=forced_first,
         forced_last=_ids(given.get("forced_eos_token_id", ())),
+        samples=given.get("num_samples", 1),
+        log_probs=bool(given.get("log_probs", False)),
+        stops=_strings(given.get("stop_strings", ()), where),
         ends=ends,
         pad=int(given.get("pad_token_id", ends[0])),
     )
@@ -179,6 +189,10 @@ def _check(config: Any, given: Mapping[str, Any], where: str) -> None:
         )
     if given.get("do_sample") and given.get("num_beams", 1) > 1:
         raise ModelError(where, "sampling and beam search exclude each other here", "set num_beams: 1")
+    samples, beams = given.get("num_samples", 1), given.get("num_beams", 1)
+    if samples > 1 and not given.get("do_sample") and samples > beams:
+        problem = f"num_samples is {samples}, but there is one likeliest output, and {beams} beams"
+        raise ModelError(where, problem, f"set do_sample: true, or num_beams: {samples}")
     if given.get("encoder_repetition_penalty", 1.0) != 1.0 and given.get("num_beams", 1) > 1:
         problem = "encoder_repetition_penalty and beam search exclude each other: PyTorch applies it to some beams only"
         raise ModelError(where, problem, "set num_beams: 1, or leave encoder_repetition_penalty out")
@@ -188,3 +202,11 @@ def _check(config: Any, given: Mapping[str, Any], where: str) -> None:
 
 def _ids(value: Any) -> tuple[int, ...]:
     return tuple(int(one) for one in value) if isinstance(value, list | tuple) else (int(value),)
+
+
+def _strings(value: Any, where: str) -> tuple[str, ...]:
+    strings = (value,) if isinstance(value, str) else tuple(value)
+    if not all(isinstance(string, str) and string for string in strings):
+        problem = f"the generation setting stop_strings is {value!r}"
+        raise ModelError(where, problem, "it must be a list of texts that are not empty")
+    return strings

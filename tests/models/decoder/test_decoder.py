@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import torch
 from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -508,3 +509,22 @@ def test_an_abstract_decoder_allocates_nothing():
     assert {leaf.dtype for leaf in jax.tree.leaves(abstract)} == {jnp.dtype("float32")}
     assert abstract["layers"]["attention"]["k"]["kernel"].shape == (80, 8192, 1024)
     assert sum(leaf.size for leaf in jax.tree.leaves(abstract)) == 70_553_706_496
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gptj", "gemma3_text", "opt"))],
+)
+def test_positions_that_begin_anew_without_a_mask_are_read_as_in_pytorch(family):
+    """Without a cache, as in training, most of its classes take them for another text; GPT-J and OPT do not."""
+    models = pair(family)
+    ids = np.random.default_rng(0).integers(3, 60, (2, 8)).astype(np.int32)
+    positions = np.array([[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1]], np.int32)
+    with torch.no_grad():
+        expected = models.torch_model(
+            torch.from_numpy(ids).long(), position_ids=torch.from_numpy(positions).long(), use_cache=False
+        ).logits.numpy()
+    named = {"dtype": "float32", "generation_config": None, "where": "here"}
+    model = build_decoder(models.config, config=models.hf_config, **named)
+    found = jax.jit(lambda params: model(params, ids, position_ids=positions))(models.params)
+    np.testing.assert_allclose(found, expected, atol=1e-4)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from scipy.stats import chisquare
-from transformers import GenerationConfig
+from tokenizers import Tokenizer, decoders, models
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 from transformers.generation import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -264,6 +265,59 @@ def test_split_over_devices_it_says_the_same(settings):
     np.testing.assert_array_equal(found, alone)
 
 
+def letters():
+    """A tokenizer whose 64 tokens are letters and pairs of letters."""
+    words = [*"abcdefgh", *(one + two for one in "abcdefgh" for two in "abcdefg")]
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+@pytest.mark.parametrize("settings", first([{}], ({"num_beams": 4, "num_samples": 3},), ({"num_beams": 3},)))
+def test_stop_strings_log_probs_and_samples_are_those_of_pytorch(settings):
+    """The stop string begins in one token of what the first prompt would be continued with, and ends in another."""
+    model, params, free = free_tokens()
+    tokenizer = letters()
+    stop = tokenizer.decode(free[0, 2:8])[1:4]
+    named = FREE | settings | {"stop_strings": [stop]}
+    samples = settings.get("num_samples", 1)
+    others = {name: value for name, value in named.items() if name != "num_samples"}
+    config = GenerationConfig(**(IDS | others), num_return_sequences=samples, do_sample=False)
+    ids, mask = map(torch.from_numpy, prompts())
+    with torch.no_grad():
+        expected = lively("llama").torch_model.generate(
+            ids.long(),
+            attention_mask=mask.long(),
+            generation_config=config,
+            tokenizer=tokenizer,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        indices = expected.get("beam_indices")
+        scores = lively("llama").torch_model.compute_transition_scores(
+            expected.sequences, expected.logits, indices, normalize_logits=True
+        )
+    found = model.generate(params, *prompts(), **named, log_probs=True, tokenizer=tokenizer)
+    said, log_probs = (np.asarray(found[name]).reshape(3 * samples, NEW) for name in ("ids", "log_probs"))
+    lengths = np.asarray(found["lengths"]).reshape(-1)
+    assert min(lengths) < NEW
+    for row, length in enumerate(lengths):
+        np.testing.assert_array_equal(said[row, :length], expected.sequences[row, 8 : 8 + length])
+        np.testing.assert_array_equal(said[row, length:], PAD)
+        np.testing.assert_allclose(log_probs[row, :length], scores[row, :length], atol=1e-4)
+        np.testing.assert_array_equal(log_probs[row, length:], 0)
+        ends = stop in tokenizer.decode(said[row, :length]) and stop not in tokenizer.decode(said[row, : length - 1])
+        assert ends or length == NEW
+
+
+def test_samples_are_drawn_apart():
+    model, params, _ = free_tokens()
+    named = FREE | {"do_sample": True, "num_samples": 4, "temperature": 3.0, "rng": jax.random.key(0)}
+    found = tokens(model, params, *prompts(), **named)
+    assert found.shape == (3, 4, NEW)
+    assert len({tuple(row) for row in found[0]}) == 4
+
+
 DRAWN = {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02}
 
 
@@ -344,6 +398,15 @@ def refusal(family="llama", changed=None, ids=None, mask=None, **settings):
             {"do_sample": True, "num_beams": 2},
             "sampling and beam search exclude each other here\n  -> set num_beams: 1",
         ),
+        (
+            {"num_samples": 3, "num_beams": 2, "eos_token_id": 2},
+            "num_samples is 3, but there is one likeliest output, and 2 beams\n"
+            "  -> set do_sample: true, or num_beams: 3",
+        ),
+        (
+            {"stop_strings": [""], "eos_token_id": 2},
+            "the generation setting stop_strings is ['']\n  -> it must be a list of texts that are not empty",
+        ),
         ({"do_sample": True}, "sampling needs a key\n  -> pass rng= to ctx.model.generate, as predict_fn got it"),
         (
             {"family": "gpt2", "max_new_tokens": 57, "eos_token_id": 2},
@@ -393,5 +456,7 @@ def test_refuses_what_cannot_be_generated(settings, message):
 
 def test_refuses_unknown_settings():
     text = refusal(top_q=0.5)
-    assert text.startswith("generation knows no setting top_q\n  -> settings: begin_suppress_tokens, bos_token_id, ")
-    assert text.endswith(", top_k, top_p")
+    assert text.startswith(
+        "generation knows no setting top_q\n  -> settings: bad_words_ids, begin_suppress_tokens, bos_token_id, "
+    )
+    assert text.endswith(", suppress_tokens, temperature, top_k, top_p")

@@ -20,7 +20,7 @@ WHISPER = {
     "is_multilingual": True,
     "lang_to_id": {"<|en|>": 50, "<|de|>": 51, "<|fr|>": 52},
     "task_to_id": {"translate": 53, "transcribe": 54},
-    "no_timestamps_token_id": 55,
+    "no_timestamps_token_id": 63,
 }
 MODELS = {
     **{kind: (kind, "seq2seq", {}) for kind in ("t5", "mt5", "longt5", "bart", "mbart", "pegasus", "marian")},

@@ -79,6 +79,8 @@ class Family:
         variants: changes of the example, each of which asks for another computation: what is often forgotten.
         rope_keys: how configs spell rotary positions.
         flax_honours: a setting that is refused when it is set, and that the Flax class of transformers honours.
+        restarts_separate: whether its PyTorch class tells texts of a row apart by positions that begin anew, where it
+            is given no mask and keeps no cache.
         unnamed_settings: what the model reads though its config class does not name it, with the default.
 
     Example and variants are what the tests compare with PyTorch, load and export.
@@ -92,6 +94,7 @@ class Family:
     irrelevant: frozenset[str] = frozenset()
     rope_keys: RopeKeys = RopeKeys()
     flax_honours: str | None = None
+    restarts_separate: bool = True
     unnamed_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
