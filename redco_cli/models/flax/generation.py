@@ -162,4 +162,4 @@ def _start(model: Generator, settings: Mapping[str, Any]) -> tuple[Start | None,
     if model.config.model_type != "whisper":
         return Start((int(first),)), settings
     others = {name: value for name, value in settings.items() if name not in SETTINGS}
-    return read_start(model.config, config, settings, model.where), others
+    return read_start(model.config, config, int(first), settings, model.where), others

@@ -47,12 +47,13 @@ class Start:
         return jnp.where(ids == _UNKNOWN, found[:, None], ids)
 
 
-def read_start(config: Any, generation_config: Any, settings: Mapping[str, Any], where: str) -> Start:
+def read_start(config: Any, generation_config: Any, first: int, settings: Mapping[str, Any], where: str) -> Start:
     """What Whisper's decoder starts with.
 
     Args:
         config: the transformers config.
         generation_config: its generation config, with the ids of languages and tasks.
+        first: the id of the first token.
         settings: `language` and `task` where they are given by name.
         where: place for errors.
 
@@ -60,9 +61,9 @@ def read_start(config: Any, generation_config: Any, settings: Mapping[str, Any],
         ModelError: a language or task that the model does not know, or a setting that is not followed.
     """
     _check(generation_config, where)
-    task, language = (settings.get(name) or getattr(generation_config, name, None) for name in SETTINGS)
+    language, task = (settings.get(name) or getattr(generation_config, name, None) for name in SETTINGS)
     _check_multilingual(generation_config, task, language, where)
-    tokens: list[int | None] = [generation_config.decoder_start_token_id]
+    tokens: list[int | None] = [first]
     if task is None and language is None:
         tokens += _forced(config, generation_config, where)
     languages: Mapping[str, int] = getattr(generation_config, "lang_to_id", None) or {}
