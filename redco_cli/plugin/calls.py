@@ -18,7 +18,7 @@ from redco_cli.plugin.state import Stats, Variables, stat_sums
 from redco_cli.row_notes import noting
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
-_OF_STEPS = ("loss", "weight", "grad_norm", "learning_rate", "skipped", "streak", "compilations")
+_OF_STEPS = ("loss", "weight", "grad_norm", "learning_rate", "skipped", "streak", "compilations", "loss_scale")
 _OF_RECORDS = ("step", "kind", "time", "nonfinite", "examples_per_second", "tokens_per_second", "input_wait", "padding")
 OWN_METRICS = frozenset(_OF_STEPS + _OF_RECORDS)
 """What the core itself records of a step: a plugin's metric of the same name would hide it, or be hidden."""

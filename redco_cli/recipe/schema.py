@@ -48,7 +48,7 @@ class ModelSection(Section):
     num_labels: Positive | None = None
     """Outputs of a classification head; default: as many as the config says."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Compute type. Parameters and optimizer state stay float32."""
+    """Compute type. Parameters and optimizer state stay float32; `float16` trains with dynamic loss scaling."""
     implementation: Literal["auto", "hf_flax", "decoder"] = "auto"
     """Which code runs the model: `decoder` is our own for causal models, `hf_flax` the Flax class of transformers;
     `auto` takes ours where it covers the model."""

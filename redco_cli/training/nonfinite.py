@@ -18,7 +18,13 @@ _NOT_FINITE = (
 
 
 def handle_skipped_step(
-    job: Job, step: int, streak: int, weight: float, checkpoints: Checkpoints, census: RowCensus
+    job: Job,
+    step: int,
+    streak: int,
+    weight: float,
+    checkpoints: Checkpoints,
+    census: RowCensus,
+    loss_scale: float | None,
 ) -> None:
     """Warns of a skipped step, once for all processes.
 
@@ -29,11 +35,15 @@ def handle_skipped_step(
         weight: what its loss was divided by.
         checkpoints: of which the last is named.
         census: of the rows read, of which is told what was noted where no position carries loss.
+        loss_scale: by which the loss was scaled, where a model computes in float16.
 
     Raises:
         TrainingError: they are too many.
     """
     reason, remedy = _NO_WEIGHT if weight == 0 else _NOT_FINITE
+    if weight and loss_scale is not None:
+        reason = f"{reason} in float16 with loss_scale {loss_scale:g}, which is halved"
+        remedy = f"set model.dtype: bfloat16 where the device has it; {remedy}"
     if streak < job.recipe.train.max_nonfinite_steps:
         if is_main_process():
             warn(f"step {step}: {reason}; the update is skipped ({streak} in a row)")

@@ -30,6 +30,7 @@ from redco_cli.training.loop import TrainingRun
 from redco_cli.training.optimizer import Schedule, join_segments, make_optimizer, with_clipping
 from redco_cli.training.outer_loop import OuterLoop
 from redco_cli.training.patience import find_patience
+from redco_cli.training.precision.loss_scale import first_scale
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
@@ -194,7 +195,7 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
     """The state to train from, born on the mesh: restored, or begun with the first parameters."""
 
     def begin(params: Params) -> TrainState:
-        return new_state(params, updates.frozen, updates.optimizer, job.first_state)
+        return new_state(params, updates.frozen, updates.optimizer, job.first_state, first_scale(job.recipe))
 
     abstract = jax.eval_shape(begin, job.model.abstract)
     shardings = placement.following(abstract, job.model.abstract)

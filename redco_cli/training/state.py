@@ -16,6 +16,7 @@ from redco_cli.errors import RecipeError
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
 from redco_cli.recipe.explain import matching_paths
+from redco_cli.training.precision.loss_scale import LossScale
 
 
 @jax.tree_util.register_dataclass
@@ -31,6 +32,7 @@ class TrainState:
         plugin_state: what the plugin's `init_state` and `update_state` made; None without them.
         skipped: int32 scalar; steps without an update, because loss or gradient was not finite.
         streak: int32 scalar; how many of the last steps were skipped in a row.
+        loss_scale: where a model computes in float16.
     """
 
     step: Any
@@ -40,6 +42,7 @@ class TrainState:
     plugin_state: Any
     skipped: Any
     streak: Any
+    loss_scale: LossScale | None = None
 
     @property
     def params(self) -> Params:
@@ -57,6 +60,7 @@ def new_state(
     frozen_paths: frozenset[str],
     optimizer: optax.GradientTransformation,
     plugin_state: Callable[[Params], Any] = lambda _: None,
+    loss_scale: LossScale | None = None,
 ) -> TrainState:
     """The state before the first step. Traceable.
 
@@ -65,10 +69,12 @@ def new_state(
         frozen_paths: of those that are not updated.
         optimizer: of the others.
         plugin_state: what a plugin begins with, from all parameters.
+        loss_scale: that the run begins with.
     """
     trainable, frozen = partition(params, frozen_paths)
     zero = jnp.zeros((), jnp.int32)
-    return TrainState(zero, trainable, frozen, optimizer.init(trainable), plugin_state(params), zero, zero)
+    opt_state = optimizer.init(trainable)
+    return TrainState(zero, trainable, frozen, opt_state, plugin_state(params), zero, zero, loss_scale)
 
 
 def partition(params: Params, frozen_paths: frozenset[str]) -> tuple[Params, Params]:

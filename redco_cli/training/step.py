@@ -22,6 +22,7 @@ import optax
 from redco_cli.plugin.contract import Batch, Loss, Params
 from redco_cli.plugin.state import Stats, Variables
 from redco_cli.training.optimizer import Schedule
+from redco_cli.training.precision import loss_scale
 from redco_cli.training.state import TrainState, merge
 
 LossFunction = Callable[[Variables, Batch, Any, bool], Loss]
@@ -51,7 +52,8 @@ def make_train_step(
 
     Returns:
         A function of a state and a batch whose arrays have leading dims [M, B], to the next state and float32 scalars:
-        `loss`, `weight`, `grad_norm` (before clipping), `learning_rate`, `skipped`, `streak`, and the plugin's metrics.
+        `loss`, `weight`, `grad_norm` (before clipping), `learning_rate`, `skipped`, `streak`, the plugin's metrics, and
+        where the state has one the `loss_scale` of this step.
         Where loss or gradient is not finite, parameters and all state stay as they are and the step is counted.
     """
 
@@ -77,6 +79,7 @@ def make_train_step(
             plugin_state=keep(update_state(updated, total.stats), state.plugin_state),
             skipped=jnp.where(finite, state.skipped, state.skipped + 1),
             streak=jnp.where(finite, 0, state.streak + 1),
+            loss_scale=loss_scale.following(state.loss_scale, finite, total.weight),
         )
         metrics = {name: part / weight for name, (part, weight) in total.metrics.items()} | {
             "loss": mean,
@@ -86,6 +89,8 @@ def make_train_step(
             "skipped": following.skipped,
             "streak": following.streak,
         }
+        if state.loss_scale is not None:
+            metrics["loss_scale"] = state.loss_scale.scale
         return following, metrics
 
     return train_step
@@ -110,13 +115,14 @@ def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any, p
     def loss_sum(trainable: Params, micro_batch: Batch, micro_key: Any) -> tuple[jax.Array, Loss]:
         variables = Variables(merge(trainable, state.frozen), state.plugin_state, state.step)
         result = loss(variables, micro_batch, micro_key, True)
-        return result.sum, result
+        return loss_scale.scaled(result.sum, result.weight, state.loss_scale), result
 
     def one(micro_batch: Batch, index: Any) -> tuple[Loss, Params]:
         gradient, result = jax.grad(loss_sum, has_aux=True)(
             state.trainable, micro_batch, jax.random.fold_in(key, index)
         )
-        return result, scattered(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient))
+        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
+        return result, scattered(loss_scale.unscaled(wide, result.weight, state.loss_scale))
 
     count = jax.tree.leaves(batch)[0].shape[0]
     if count == 1:  # a loop around one pass would only hide it from the compiler

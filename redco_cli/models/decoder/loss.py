@@ -102,8 +102,15 @@ def cross_entropy(
         config.logits_scale,
         config.logits_softcap,
     )
-    total, correct = _summed(hidden, head, jnp.where(counted, labels, 0), weights, how)
-    return Counted(total, weights.sum(), correct)
+    targets = jnp.where(counted, labels, 0)
+    if hidden.dtype != jnp.float16:
+        total, correct = _summed(hidden, head, targets, weights, how)
+        return Counted(total, weights.sum(), correct)
+    # What is kept for the backward pass is not yet scaled: small weights would make it vanish.
+    largest = jax.lax.stop_gradient(jnp.abs(weights).max())
+    unit = jnp.where(largest > 0, largest, 1.0)
+    total, correct = _summed(hidden, head, targets, weights / unit, how)
+    return Counted(total * unit, weights.sum(), correct * unit)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

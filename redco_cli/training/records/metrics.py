@@ -6,9 +6,9 @@
 
 `kind` is `train`, `eval` or `run` (what concerns the run as a whole: what it started with, what an outer loop logs);
 `time` is seconds since 1970. Beside the loss and the plugin's metrics a `train` record has `weight`, `grad_norm`,
-`learning_rate`, speed (of tokens that are no padding), `padding` (the share of positions that are, since the record
-before), `skipped` (steps so far that were not finite) and `compilations` (for how many shapes of batches
-this process has compiled the train step so far: 1, unless they vary).
+`learning_rate`, `loss_scale` (in float16), speed (of tokens that are no padding), `padding` (the share of positions
+that are, since the record before), `skipped` (steps so far that were not finite) and `compilations` (for how many
+shapes of batches this process has compiled the train step so far: 1, unless they vary).
 
 Floats are written such that they read back to the same bits. JSON has no word for a number that is not finite, so it
 is null, and `"nonfinite": {"loss": "nan"}` says which it was.

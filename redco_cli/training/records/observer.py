@@ -18,7 +18,7 @@ from redco_cli.training.records.speed import Meter
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.timeline import Timeline
 
-_NOT_AVERAGED = frozenset({"grad_norm", "learning_rate"})
+_NOT_AVERAGED = frozenset({"grad_norm", "learning_rate", "loss_scale"})
 
 
 class Observer:
@@ -64,7 +64,8 @@ class Observer:
             if math.isfinite(metrics[name]):
                 self._piece[name].append(metrics[name])
         if streak:
-            handle_skipped_step(self._job, step, streak, weight, self._checkpoints, self._census)
+            scale = metrics.get("loss_scale")
+            handle_skipped_step(self._job, step, streak, weight, self._checkpoints, self._census, scale)
             refuse_to_learn_nothing(self._job, step, skipped, weight, self._census)
         if step % self._timeline.log_every and step != self._timeline.steps:
             return

@@ -30,6 +30,7 @@ from redco_cli.errors import StorageError
 from redco_cli.models.several import without
 from redco_cli.recipe.load import shown
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
+from redco_cli.training.precision.loss_scale import values_of
 from redco_cli.training.saving.files.deletion import UNFINISHED, DirectoryDeleter, set_aside
 from redco_cli.training.saving.files.integrity import write_manifest
 from redco_cli.training.saving.files.items import STATE
@@ -100,7 +101,8 @@ class Checkpoints(SavedCheckpoints):
         """
         check_owner(self.directory)
         path, values = self.path(meta.step), None if outer is None else outer.values
-        meta = dataclasses.replace(meta, data=self.position(meta.step), outer=values, skipped=int(state.skipped))
+        meta = dataclasses.replace(meta, data=self.position(meta.step), outer=values)
+        meta = dataclasses.replace(meta, skipped=int(state.skipped), loss_scale=values_of(state.loss_scale))
         if self._is_saved(meta.step):
             if not replace:
                 return

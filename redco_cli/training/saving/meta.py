@@ -9,7 +9,7 @@ from typing import Any
 from redco_cli.plugin.shapes import Shapes
 from redco_cli.training.saving.ranking import Best
 
-_SINCE = frozenset({"outer", "segments", "skipped", "digests", "init_shapes", "identity", "accepted"})
+_SINCE = frozenset({"outer", "segments", "skipped", "digests", "init_shapes", "identity", "accepted", "loss_scale"})
 """What checkpoints of earlier versions do not say."""
 
 
@@ -27,6 +27,7 @@ class Meta:
         outer: the values of an outer loop, as `outer_state.to_saved` writes them; None without one.
         segments: `Timeline.segments` as plain data; None in checkpoints of earlier versions: what the recipe says.
         skipped: steps without an update until then.
+        loss_scale: as `precision.loss_scale.values_of` writes it; None where nothing computes in float16.
         digests: by name, of the parameters of the models that are never updated.
         init_shapes: of the batch that the model is built with, as `plugin.shapes` writes them.
         identity: digests by name of the code (`plugin`) and the `data` of the run; None in earlier versions.
@@ -42,6 +43,7 @@ class Meta:
     outer: Mapping[str, Any] | None = None
     segments: Sequence[Mapping[str, int]] | None = None
     skipped: int = 0
+    loss_scale: tuple[float, int] | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
     init_shapes: Shapes | None = None
     identity: Mapping[str, Mapping[str, str]] | None = None

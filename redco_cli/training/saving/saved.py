@@ -17,6 +17,7 @@ from redco_cli.models.several import MAIN, without
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
 from redco_cli.runtime.peers.multihost import current_connection, process_allgather
+from redco_cli.training.precision.loss_scale import FIRST, LossScale, saved_scale
 from redco_cli.training.saving.files.deletion import CheckpointDeletedError, is_gone
 from redco_cli.training.saving.files.integrity import find_damage
 from redco_cli.training.saving.files.items import STATE, part_named, readable, restored_items, restored_part, stored
@@ -139,7 +140,18 @@ class SavedCheckpoints:
         restored = self._restored(step, **trees)
         trainable, rest = partition(restored["params"], frozenset(paths(abstract.frozen)))
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
-        return TrainState(step_array, trainable, rest, plugin_state=restored[STATE], **restored["training"])
+        scale = self._loss_scale(step, abstract)
+        return TrainState(
+            step_array, trainable, rest, plugin_state=restored[STATE], loss_scale=scale, **restored["training"]
+        )
+
+    def _loss_scale(self, step: int, abstract: TrainState) -> LossScale | None:
+        """The one of a checkpoint; the first one where the run computed in another type until then."""
+        if abstract.loss_scale is None:
+            return None
+        places = jax.tree.map(lambda leaf: leaf.sharding, abstract.loss_scale)
+        placed: LossScale = jax.device_put(saved_scale(self.meta(step).loss_scale or FIRST), places)
+        return placed
 
     def restore_outer(self, step: int) -> OuterState:
         """What an outer loop has kept, arrays as numpy's.
