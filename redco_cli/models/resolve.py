@@ -16,7 +16,7 @@ from redco_cli.models.config.tokenizer import add_rows
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.model import DecoderModel, build_decoder
 from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
-from redco_cli.models.families.registry import family_of
+from redco_cli.models.families.registry import family_of, text_part
 from redco_cli.models.flax.model import HfFlaxModel, build_model
 from redco_cli.models.flax.refusals import refuse_unsupported
 from redco_cli.models.hf_config import decoder_config
@@ -48,7 +48,7 @@ def resolve_model(
         ModelError: no such model, a config that cannot be used or asks for what no implementation honours, a task
             that the model type does not have.
     """
-    config = read_config(section, where=where)
+    config = text_part(read_config(section, where=where))
     added = add_rows(config, section, where=where)
     model = _built(section, config, where, remat)
     return model if added is None else replace(model, added=added)

@@ -5,6 +5,8 @@ Norm scales are stored less one. In Gemma 3 the layers with a window have rotary
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from redco_cli.models.decoder.config import Rope
 from redco_cli.models.families.shared.family import Family, Options
 from redco_cli.models.families.shared.lineage import (
@@ -60,6 +62,12 @@ def _gemma3(s: Settings) -> Options:
 _TINY = {**TINY, "head_dim": 8}
 _TINY_WINDOWS = {**_TINY, "sliding_window": 4, "query_pre_attn_scalar": 5}
 
+_WITHIN = (
+    {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+    {"model.": "model.language_model.", "lm_head.": "lm_head."},
+)
+"""In checkpoints with images: as published, and as transformers has it in memory since 4.52."""
+
 FAMILIES = (
     Family(
         model_type="gemma",
@@ -82,7 +90,8 @@ FAMILIES = (
         model_type="gemma3_text",
         read=_gemma3,
         irrelevant=named("sliding_window_pattern _sliding_window_pattern"),
-        names=llama_names(ATTENTION_NAMES, SANDWICH_NAMES, MLP_NAMES),
+        names=replace(llama_names(ATTENTION_NAMES, SANDWICH_NAMES, MLP_NAMES), within=_WITHIN),
+        part_of={"gemma3": "text_config"},
         example={**_TINY_WINDOWS, "sliding_window_pattern": 2},
         variants=(
             {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_local_base_freq": 50.0},

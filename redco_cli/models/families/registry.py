@@ -5,6 +5,7 @@ A module here that is no family would be read as one: what families share lies i
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import pkgutil
@@ -43,6 +44,27 @@ def descriptions() -> dict[str, str]:
 def family_of(model_type: str) -> Family | None:
     """The family of a Hugging Face model type; None where the decoder does not cover it."""
     return families().get(model_type)
+
+
+def text_part(hf_config: Any) -> Any:
+    """The config of the language model in a model with images or sound, where the decoder covers it.
+
+    Args:
+        hf_config: a transformers config; unchanged.
+
+    Returns:
+        The nested config, with the tokens and the quantisation that the whole names; any other config as it is.
+    """
+    key = next((one.part_of[kind] for one in families().values() if (kind := hf_config.model_type) in one.part_of), "")
+    if not key:
+        return hf_config
+    part = copy.deepcopy(getattr(hf_config, key))
+    for name in ("bos_token_id", "eos_token_id", "quantization_config"):
+        if getattr(hf_config, name, None) is not None:
+            setattr(part, name, getattr(hf_config, name))
+    others = [one for one in hf_config.architectures or () if not one.endswith("ForConditionalGeneration")]
+    part.architectures = others or None
+    return part
 
 
 def names_of(config: DecoderConfig) -> Names:

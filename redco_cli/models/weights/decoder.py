@@ -34,8 +34,9 @@ def fit_decoder(model: DecoderModel, checkpoint: Checkpoint) -> Fit:
     names = set(stored.values())
     rest = [name for name in shapes if name not in names and not ignored(config, name)]
     heads = tuple(name for name in rest if _beside_base(config, name, shapes))
-    head, embedding = (f"{names_of(config).modules[module]}.weight" for module in ("head", "embedding"))
-    has_copy = config.tied and head in shapes and embedding in stored
+    names_there = names_of(config)
+    head, embedding = (f"{names_there.modules[module]}.weight" for module in ("head", "embedding"))
+    copies = {one for one in names_there.spellings(head) if one in shapes and config.tied and embedding in stored}
     return Fit(
         sources=_sources(model, checkpoint, stored),
         missing=tuple(full for full in expected if full not in stored),
@@ -46,7 +47,7 @@ def fit_decoder(model: DecoderModel, checkpoint: Checkpoint) -> Fit:
         ),
         extra=tuple(name for name in rest if name not in heads),
         unused=heads,
-        copies={head: (stored[embedding],)} if has_copy else {},
+        copies=dict.fromkeys(copies, (stored[embedding],)),
     )
 
 
@@ -54,27 +55,28 @@ def decoder_vocabulary(model: DecoderModel, checkpoint: Checkpoint) -> dict[str,
     """The stored tensors with a row for each token of the vocabulary, each to the dim that counts them."""
     names = names_of(model.decoder)
     full = [f"{names.modules[module]}.{kind}" for module in ("embedding", "head") for kind in ("weight", "bias")]
-    known = {name for one in full for name in (one, one.removeprefix(f"{names.base}."))}
+    known = {name for one in full for name in names.spellings(one)}
     return {name: 0 for name in checkpoint.shapes if name in known}
 
 
 def stored_names(config: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, str]:
     """The full name of each tensor that the decoder has and that is `stored`, to its name there."""
-    base = f"{names_of(config).base}."
-    found = {}
+    names, found = names_of(config), {}
     for row in tensor_table(config):
         for _, full in row.tensors():
-            for name in (full, full.removeprefix(base)):
-                if name in stored:
-                    found[full] = name
-                    break
+            name = next((one for one in names.spellings(full) if one in stored), None)
+            if name is not None:
+                found[full] = name
     return found
 
 
 def _beside_base(config: DecoderConfig, name: str, stored: Mapping[str, Any]) -> bool:
-    """Whether a tensor stands beside the base model: then it belongs to another head."""
-    base, head = f"{names_of(config).base}.", f"{names_of(config).modules['head']}."
-    return not name.startswith((base, head)) and any(other.startswith(base) for other in stored)
+    """Whether a tensor stands beside the base model: then it belongs to another head, or to a part for images."""
+    names = names_of(config)
+    base, head = f"{names.base}.", f"{names.modules['head']}."
+    places = ({base: base, head: head}, *names.within)
+    inner = next((one for one in reversed(places) if any(other.startswith(one[base]) for other in stored)), None)
+    return inner is not None and not name.startswith(tuple(inner.values()))
 
 
 def _sources(model: DecoderModel, checkpoint: Checkpoint, stored: Mapping[str, str]) -> dict[ParamPath, Source]:

@@ -107,7 +107,8 @@ def tensor_table(config: DecoderConfig) -> tuple[Row, ...]:
 
 def ignored(config: DecoderConfig, name: str) -> bool:
     """Whether a stored tensor without a row is no loss: a buffer, or the head of a model that ties it."""
-    is_head = name in {f"{theirs}.weight" for ours, theirs in names_of(config).modules.items() if ours == "head"}
+    names = names_of(config)
+    is_head = "head" in names.modules and name in names.spellings(f"{names.modules['head']}.weight")
     return bool(_NO_PARAMETER.search(name)) or (config.tied and is_head)
 
 
@@ -121,11 +122,11 @@ def to_params(hf_state: Mapping[str, Array], config: DecoderConfig) -> dict[str,
     Raises:
         ModelError: a tensor is missing, or has another shape than the config says.
     """
-    base = f"{names_of(config).base}."
+    names = names_of(config)
     filled: dict[Path, Array] = {}
     for row in tensor_table(config):
         for index, name in row.tensors():
-            stored = hf_state.get(name, hf_state.get(name.removeprefix(base)))
+            stored = next((hf_state[one] for one in names.spellings(name) if one in hf_state), None)
             if stored is None or stored.shape != row.stored_shape:
                 found = "is missing" if stored is None else f"has shape {list(stored.shape)}"
                 raise ModelError(

@@ -6,7 +6,7 @@ that holds it in transformers, with `{layer}` and `{expert}` for numbers. A fuse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,12 +45,22 @@ class Names:
         base: the prefix that checkpoints of the bare model lack.
         fused: theirs to how it is made of ours.
         out_last: whether kernels in layers are stored [in, out] like ours (GPT-2).
+        within: how a model that this one is a part of calls its tensors: for each way to save it, what they begin with
+            here to what they begin with there.
     """
 
     modules: Mapping[str, str]
     base: str
     fused: Mapping[str, Callable[[DecoderConfig], Fused]] = field(default_factory=dict)
     out_last: bool = False
+    within: tuple[Mapping[str, str], ...] = ()
+
+    def spellings(self, full: str) -> Iterator[str]:
+        """What a checkpoint may call a tensor: its full name, that in the bare model, those in a larger model."""
+        yield full
+        yield full.removeprefix(f"{self.base}.")
+        for prefixes in self.within:
+            yield from (theirs + full.removeprefix(ours) for ours, theirs in prefixes.items() if full.startswith(ours))
 
 
 @dataclass(frozen=True)
@@ -82,6 +92,7 @@ class Family:
         restarts_separate: whether its PyTorch class tells texts of a row apart by positions that begin anew, where it
             is given no mask and keeps no cache.
         unnamed_settings: what the model reads though its config class does not name it, with the default.
+        part_of: model types with images or sound whose text part this is, to the setting that holds its config.
 
     Example and variants are what the tests compare with PyTorch, load and export.
     """
@@ -96,6 +107,7 @@ class Family:
     flax_honours: str | None = None
     restarts_separate: bool = True
     unnamed_settings: Mapping[str, Any] = field(default_factory=dict)
+    part_of: Mapping[str, str] = field(default_factory=dict)
 
 
 def in_layers(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
