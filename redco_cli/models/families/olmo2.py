@@ -19,14 +19,15 @@ OUTPUT_NORM_NAMES = {
 }
 
 
-def _olmo2(s: Settings) -> Options:
+def read_olmo2(s: Settings) -> Options:
+    """One norm for the queries of all heads, and one for their keys."""
     return llama_like(s) | attention_bias(s) | {"norm_place": "output", "qk_norm": "all_heads"}
 
 
 FAMILIES = (
     Family(
         model_type="olmo2",
-        read=_olmo2,
+        read=read_olmo2,
         names=llama_names(ATTENTION_NAMES, MLP_NAMES, OUTPUT_NORM_NAMES),
         rope_keys=RopeKeys(kind="type"),
         example=TINY,
