@@ -112,6 +112,7 @@ class DecoderConfig:
         activation: of the MLP, by its name in transformers.
         gated: whether the MLP multiplies the activation with a second projection.
         experts: instead of one MLP; None for one.
+        dense_layers: numbers of the layers that have an MLP though the others have experts.
         embedding_scale: multiplies the embedding.
         residual_scale: multiplies what attention and MLP add to the residual stream.
         logits_scale: multiplies the logits.
@@ -163,6 +164,7 @@ class DecoderConfig:
     activation: str
     gated: bool = True
     experts: ExpertsConfig | None = None
+    dense_layers: tuple[int, ...] = ()
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0

@@ -18,7 +18,8 @@ from redco_cli.models.decoder.block import Block
 from redco_cli.models.decoder.cache import KVCache, empty_cache, extended
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import Dense, Norm
-from redco_cli.models.decoder.masks import attention_context, layer_traits, token_positions
+from redco_cli.models.decoder.masks import AttentionContext, attention_context, layer_traits, token_positions
+from redco_cli.models.decoder.runs import layer_runs
 
 Array = Any
 Params = Any
@@ -37,7 +38,8 @@ class Decoder(nn.Module):  # type: ignore[misc]
         kernel: which code computes attention.
         unroll: how many layers the loop over layers has in its body.
         layer_params: applied to the parameters of one layer right where they are used; they come as the tree that
-            `params["layers"]` is, without the leading dim. What it returns is recomputed under `remat`.
+            the stack of its run is (`params["layers"]`), without the leading dim. What it returns is recomputed under
+            `remat`.
     """
 
     config: DecoderConfig
@@ -62,7 +64,8 @@ class Decoder(nn.Module):  # type: ignore[misc]
             self.project_in = Dense(c.hidden_size, False, self.dtype, c.initializer_range)
             self.project_out = Dense(c.embedding_size, False, self.dtype, c.initializer_range)
         self.embedding_dropout = nn.Dropout(c.embedding_dropout, deterministic=not self.train)
-        self.layers = self._scanned()(c, self.dtype, self.train, self.kernel)
+        stacks = [self._scanned(run.count)(run.config, self.dtype, self.train, self.kernel) for run in layer_runs(c)]
+        self.layers: Any = stacks[0] if len(stacks) == 1 else stacks  # flax numbers the members of a list
         if c.final_norm:
             self.final_norm = Norm(c, self.dtype)
         if not c.tied:
@@ -161,10 +164,22 @@ class Decoder(nn.Module):  # type: ignore[misc]
         x = self._embed(input_ids, positions)
         context = attention_context(c, queries, positions, attention_mask, segment_ids, cache)
         per_layer = None if cache is None else KVCache(cache.keys, cache.values, jnp.full((c.layers,), cache.length))
-        x, new = self.layers(x, (layer_traits(c), per_layer), context)
+        x, new = self._through_layers(x, (layer_traits(c), per_layer), context)
         if c.final_norm:
             x = self.final_norm(x)
         return (self.project_out(x) if c.embedding_size != c.hidden_size else x), new
+
+    def _through_layers(self, x: Array, per_layer: Any, context: AttentionContext) -> tuple[Array, KVCache | None]:
+        runs = layer_runs(self.config)
+        if len(runs) == 1:
+            done: tuple[Array, KVCache | None] = self.layers(x, per_layer, context)
+            return done
+        caches = []
+        for run, stack in zip(runs, self.layers, strict=True):
+            own = jax.tree.map(lambda leaf, run=run: leaf[run.first : run.first + run.count], per_layer)
+            x, cache = stack(x, own, context)
+            caches.append(cache)
+        return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *caches)
 
     def _embed(self, input_ids: Array, positions: Array) -> Array:
         c = self.config
@@ -181,7 +196,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             x = self.embedding_norm(x)
         return self.embedding_dropout(x)
 
-    def _scanned(self) -> Any:
+    def _scanned(self, layers: int) -> Any:
         block: Any = Block
         if self.layer_params is not None and not self.is_initializing():
             block = nn.map_variables(block, "params", trans_in_fn=partial(_under_params, self.layer_params))
@@ -193,7 +208,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             in_axes=(0, nn.broadcast),
-            length=self.config.layers,
+            length=layers,
             unroll=self.unroll,
         )
 

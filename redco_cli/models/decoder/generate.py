@@ -16,6 +16,7 @@ from redco_cli.errors import ModelError
 from redco_cli.models.decoder.cache import KVCache
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder
+from redco_cli.models.decoder.runs import layer_runs
 from redco_cli.models.generate.engine import outputs_of
 from redco_cli.models.generate.prompts import Prompts, moved_right
 from redco_cli.models.generate.settings import GenerationSettings
@@ -83,15 +84,19 @@ def generate(
     """
     ids, mask = moved_right(jnp.asarray(input_ids, jnp.int32), jnp.asarray(attention_mask, bool))
     reading = module.clone(train=False, remat="none", unroll=1)  # unrolled, XLA copies the cache at every token
-    reader = DecoderReader(reading, _in_compute_type(params, module.dtype))
+    reader = DecoderReader(reading, _in_compute_type(params, module.config, module.dtype))
     return outputs_of(Prompts(reader, settings, ids, mask, mask.any(axis=1), ids, stops), rng)
 
 
-def _in_compute_type(params: Params, dtype: Any) -> Params:
+def _in_compute_type(params: Params, config: DecoderConfig, dtype: Any) -> Params:
     """Matrices as the layers would cast them at every token; what is computed in float32 stays so."""
-    layers = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 2 else leaf, params["layers"])
-    others = {name: part for name, part in params.items() if name != "layers"}
-    return jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > 1 else leaf, others) | {"layers": layers}
+
+    def cast(tree: Params, dims: int) -> Params:
+        narrow: Params = jax.tree.map(lambda leaf: leaf.astype(dtype) if leaf.ndim > dims else leaf, tree)
+        return narrow
+
+    stacks = {run.name for run in layer_runs(config)}
+    return {name: cast(part, 2 if name in stacks else 1) for name, part in params.items()}
 
 
 def check_rope(config: DecoderConfig, prompt: int, new: int, where: str) -> None:

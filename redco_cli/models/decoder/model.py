@@ -20,6 +20,7 @@ from redco_cli.models.decoder.decoder import Decoder, Remat, abstract_params
 from redco_cli.models.decoder.generate import check_rope, generate
 from redco_cli.models.decoder.loss import cross_entropy, head_of
 from redco_cli.models.decoder.masks import texts_by_position
+from redco_cli.models.decoder.runs import layer_runs
 from redco_cli.models.generate.settings import read_settings
 from redco_cli.models.generate.stops import stops_of
 from redco_cli.models.vocabulary import AddedTokens
@@ -27,7 +28,7 @@ from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
 _WIDEST_HEAD = 128
 """Of cuDNN's attention before Hopper."""
-_EXPERTS = ("layers/experts/gate", "layers/experts/up", "layers/experts/down")
+_EXPERTS = ("experts/gate", "experts/up", "experts/down")
 """Parameters that hold an array of each expert."""
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "segment_ids")
 
@@ -88,8 +89,8 @@ class DecoderModel:
     @property
     def stacked(self) -> Mapping[str, int]:
         """Path of a parameter to how many of its first dims number layers and experts, where any do."""
-        paths = flatten_dict(self.abstract, sep="/")
-        return {path: 1 + (path in _EXPERTS) for path in paths if path.startswith("layers/")}
+        paths, runs = flatten_dict(self.abstract, sep="/"), {run.name for run in layer_runs(self.decoder)}
+        return {path: 1 + path.endswith(_EXPERTS) for path in paths if path.partition("/")[0] in runs}
 
     def init(self, rng: Any) -> Params:
         """Fresh float32 parameters from a key. Traceable: call it under `jit` to have them born sharded."""

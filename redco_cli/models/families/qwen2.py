@@ -5,12 +5,14 @@ from __future__ import annotations
 from redco_cli.models.families.shared.family import Family, Options
 from redco_cli.models.families.shared.lineage import (
     ATTENTION_NAMES,
+    MLP_NAMES,
     PRE_NORM_NAMES,
     QWEN_EXPERT_NAMES,
     ROUTER_LOSS,
     TINY,
     TINY_EXPERTS,
     WINDOW_SWITCHES,
+    dense_among_experts,
     experts,
     layer_windows,
     llama_like,
@@ -35,12 +37,9 @@ def _qwen2(s: Settings) -> Options:
 def _qwen2_moe(s: Settings) -> Options:
     options, shared = llama_like(s), s.size("shared_expert_intermediate_size")
     normalise = bool(s("norm_topk_prob"))
-    return (
-        options
-        | one_window(s, options["layers"])
-        | {"qkv_bias": bool(s("qkv_bias"))}
-        | experts(s, "num_experts", "moe_intermediate_size", normalise=normalise, shared_width=shared)
-    )
+    options |= one_window(s, options["layers"]) | {"qkv_bias": bool(s("qkv_bias"))}
+    options |= experts(s, "num_experts", "moe_intermediate_size", normalise=normalise, shared_width=shared)
+    return dense_among_experts(s, options)
 
 
 FAMILIES = (
@@ -59,9 +58,12 @@ FAMILIES = (
         model_type="qwen2_moe",
         restarts_separate=False,
         read=_qwen2_moe,
-        irrelevant=WINDOW_SWITCHES | ROUTER_LOSS | {"intermediate_size"},
-        names=llama_names(ATTENTION_NAMES, PRE_NORM_NAMES, QWEN_EXPERT_NAMES, SHARED_EXPERT_NAMES),
+        irrelevant=WINDOW_SWITCHES | ROUTER_LOSS,
+        names=llama_names(ATTENTION_NAMES, PRE_NORM_NAMES, MLP_NAMES, QWEN_EXPERT_NAMES, SHARED_EXPERT_NAMES),
         example={**TINY, **TINY_EXPERTS, "shared_expert_intermediate_size": 20},
-        variants=({"norm_topk_prob": True, "qkv_bias": False},),
+        variants=(
+            {"norm_topk_prob": True, "qkv_bias": False, "decoder_sparse_step": 2, "num_hidden_layers": 4},
+            {"mlp_only_layers": [1], "num_hidden_layers": 3},
+        ),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from redco_cli.models.families.shared.family import Family, Options
 from redco_cli.models.families.shared.lineage import (
     ATTENTION_NAMES,
+    MLP_NAMES,
     PRE_NORM_NAMES,
     QWEN_EXPERT_NAMES,
     ROUTER_LOSS,
@@ -12,6 +13,7 @@ from redco_cli.models.families.shared.lineage import (
     TINY_EXPERTS,
     WINDOW_SWITCHES,
     attention_bias,
+    dense_among_experts,
     experts,
     layer_windows,
     llama_like,
@@ -27,14 +29,10 @@ def _qwen3(s: Settings) -> Options:
 
 
 def _qwen3_moe(s: Settings) -> Options:
-    options = llama_like(s)
-    return (
-        options
-        | one_window(s, options["layers"])
-        | attention_bias(s)
-        | {"qk_norm": "head"}
-        | experts(s, "num_experts", "moe_intermediate_size", normalise=bool(s("norm_topk_prob")))
-    )
+    options = llama_like(s) | attention_bias(s) | {"qk_norm": "head"}
+    options |= one_window(s, options["layers"])
+    options |= experts(s, "num_experts", "moe_intermediate_size", normalise=bool(s("norm_topk_prob")))
+    return dense_among_experts(s, options)
 
 
 FAMILIES = (
@@ -49,8 +47,8 @@ FAMILIES = (
     Family(
         model_type="qwen3_moe",
         read=_qwen3_moe,
-        irrelevant=ROUTER_LOSS | {"use_sliding_window", "intermediate_size"},
-        names=llama_names(ATTENTION_NAMES, PRE_NORM_NAMES, QWEN_EXPERT_NAMES),
+        irrelevant=ROUTER_LOSS | {"use_sliding_window"},
+        names=llama_names(ATTENTION_NAMES, PRE_NORM_NAMES, MLP_NAMES, QWEN_EXPERT_NAMES),
         example={**TINY, **TINY_EXPERTS, "head_dim": 8},
         variants=(
             {
@@ -60,6 +58,7 @@ FAMILIES = (
                 "use_sliding_window": True,
                 "sliding_window": 4,
             },
+            {"mlp_only_layers": [0], "num_hidden_layers": 3},
         ),
         unnamed_settings={"head_dim": 128},
     ),

@@ -20,6 +20,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder, abstract_params
+from redco_cli.models.decoder.runs import layer_runs
 from redco_cli.models.families.registry import names_of
 from redco_cli.models.families.shared.family import Fused
 
@@ -41,6 +42,7 @@ class Row:
         shapes: of the slices.
         transposed: whether a kernel is stored [out, in].
         fused: how several slices make up the tensor; None where there is one.
+        first: number of the first layer.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Row:
     shapes: tuple[tuple[int, ...], ...]
     transposed: bool
     fused: Fused | None
+    first: int = 0
 
     def tensors(self) -> Iterator[tuple[tuple[int, ...], str]]:
         """The index of each tensor's slices among the leading dims, with the tensor's name."""
@@ -57,7 +60,8 @@ class Row:
 
     def tensor(self, index: tuple[int, ...]) -> str:
         """The name of the tensor whose slices are at `index` of the leading dims."""
-        return self.name.format(**dict(zip(("layer", "expert"), index, strict=False)))
+        layer, *expert = (self.first + index[0], *index[1:]) if index else (0,)
+        return self.name.format(layer=layer, expert=expert[0] if expert else 0)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -87,20 +91,25 @@ def tensor_table(config: DecoderConfig) -> tuple[Row, ...]:
     names = names_of(config)
     ours = flatten_dict(abstract_params(Decoder(config)))
     fused = {part: (theirs, make(config)) for theirs, make in names.fused.items() for part in make(config).modules}
-    rows: dict[str, Row] = {}
+    runs = {run.name: run for run in layer_runs(config)}
+    rows: dict[tuple[str, str], Row] = {}
     for path, leaf in ours.items():
-        module = "/".join(path[:-1] if path[-1] in ("kernel", "bias", "scale") else path)
+        run, stack = runs.get(path[0]), path[0]
+        usual = ("layers", *path[1:]) if run else path
+        module = "/".join(usual[:-1] if usual[-1] in ("kernel", "bias", "scale") else usual)
         theirs, fusion = fused.get(module, (None, None))
         name = f"{theirs or names.modules[module]}.{_SUFFIXES.get(path[-1], 'weight')}"
         leading = ("{layer}" in name) + ("{expert}" in name)
-        members = (path,) if fusion is None else tuple((*part.split("/"), path[-1]) for part in fusion.modules)
-        rows[name] = Row(
+        inner = [] if fusion is None else [part.split("/")[1:] for part in fusion.modules]
+        members = tuple((stack, *part, path[-1]) for part in inner) or (path,)
+        rows[name, stack if run else ""] = Row(
             name=name,
             paths=members,
             counts=leaf.shape[:leading],
             shapes=tuple(ours[member].shape[leading:] for member in members),
-            transposed=path[-1] in _KERNELS and not (names.out_last and path[0] == "layers"),
+            transposed=path[-1] in _KERNELS and not (names.out_last and run),
             fused=fusion,
+            first=run.first if run else 0,
         )
     return tuple(rows.values())
 

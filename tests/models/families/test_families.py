@@ -172,7 +172,6 @@ NOT_SUPPORTED = [
     ("bloom", "apply_residual_connection_post_layernorm", True, "residuals are taken before the norms"),
     ("mixtral", "router_jitter_noise", 0.1, "routing has no noise"),
     ("mixtral", "output_router_logits", True, "the loss has no part for the router"),
-    ("qwen2_moe", "decoder_sparse_step", 2, "every layer has experts"),
     ("gemma3_text", "use_bidirectional_attention", True, "a token sees only what is before it"),
     ("falcon", "hidden_dropout", 0.1, "Falcon drops other things than the other families"),
 ]
@@ -358,10 +357,17 @@ def test_blooms_sums_without_biases_are_refused():
     )
 
 
-def test_mixed_layers_of_experts_are_refused():
-    assert refusal("qwen3_moe", mlp_only_layers=[0]) == (
-        "recipe.yaml:3: mlp_only_layers: qwen3_moe with mlp_only_layers is not supported: every layer has experts\n"
-        "  -> choose a model without this setting"
+def test_layers_with_an_mlp_stand_where_pytorch_has_them():
+    def dense(**changed):
+        config = decoder_config(hf_config("qwen3_moe", num_hidden_layers=4, **changed), where=where)
+        return config.dense_layers if config.experts else "all"
+
+    assert dense() == dense(mlp_only_layers=[9]) == ()
+    assert dense(mlp_only_layers=[0, 2]) == (0, 2)
+    assert dense(decoder_sparse_step=2) == (0, 2)
+    assert dense(decoder_sparse_step=3, mlp_only_layers=[2]) == dense(mlp_only_layers=[0, 1, 2, 3]) == "all"
+    assert refusal("qwen3_moe", mlp_only_layers=0) == (
+        "recipe.yaml:3: mlp_only_layers: mlp_only_layers must be a list of layers, not 0\n  -> correct it"
     )
 
 

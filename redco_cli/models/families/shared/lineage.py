@@ -144,9 +144,6 @@ def experts(s: Settings, count: str, width: str, *, normalise: bool, shared_widt
     """
     s.only("output_router_logits", False, instead="the loss has no part for the router")
     s.only("router_jitter_noise", 0.0, instead="routing has no noise")
-    s.only("decoder_sparse_step", 1, instead="every layer has experts")
-    if s("mlp_only_layers"):
-        s.refuse("mlp_only_layers", f"{s.family} with mlp_only_layers is not supported: every layer has experts")
     config = ExpertsConfig(
         count=s.size(count),
         per_token=s.size("num_experts_per_tok"),
@@ -157,3 +154,19 @@ def experts(s: Settings, count: str, width: str, *, normalise: bool, shared_widt
     if config.per_token > config.count:
         s.refuse("num_experts_per_tok", f"there are only {config.count} experts", "correct the config")
     return {"experts": config}
+
+
+def dense_among_experts(s: Settings, options: Options) -> Options:
+    """Layers with an MLP among those with experts, as `mlp_only_layers` and `decoder_sparse_step` say.
+
+    Args:
+        s: the settings.
+        options: with the number of layers, and experts.
+    """
+    layers, only, step = options["layers"], s("mlp_only_layers", []), s.size("decoder_sparse_step", 1)
+    if not isinstance(only, list | tuple) or not all(isinstance(one, int) for one in only):
+        s.refuse("mlp_only_layers", f"mlp_only_layers must be a list of layers, not {only!r}", "correct it")
+    dense = tuple(layer for layer in range(layers) if layer in only or (layer + 1) % step)
+    if len(dense) == layers:
+        return options | {"experts": None}
+    return options | {"dense_layers": dense}
