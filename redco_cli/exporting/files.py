@@ -119,12 +119,13 @@ def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array], 
 
 def write_config(model: Model, tensors: Sequence[Tensor], directory: Path) -> None:
     """`config.json`, with the class that PyTorch loads it into and the type of the weights."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
 
     config = copy.deepcopy(model.config)
     if isinstance(model, DecoderModel):
         config = in_old_keys(config, where=lambda key: f"config: {key}")
-        architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]
+        kind = "SEQUENCE_CLASSIFICATION" if model.decoder.num_labels else "CAUSAL_LM"
+        architecture = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")[config.model_type]
     else:
         architecture = flax_class_names(config.model_type)[model.task].removeprefix("Flax")
     config.architectures = [architecture]

@@ -50,7 +50,7 @@ def example_loss(model: AnyModel, params: Params, inputs: Any) -> Any:
     """A scalar that depends on all parameters: the loss of the next token for a decoder, else the mean square of what
     the head gives.
     """
-    if isinstance(model, DecoderModel):
+    if isinstance(model, DecoderModel) and model.task == "causal_lm":
         ids = inputs["input_ids"]
         loss = model.next_token_loss(params, ids, labels=ids)
         return loss.sum / loss.weight

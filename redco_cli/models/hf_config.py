@@ -23,14 +23,13 @@ _NEVER = {
     "clip_qkv": "queries, keys and values are not clipped",
 }
 """Settings that no family has, with what is computed instead."""
-
-
-def decoder_config(hf_config: Any, *, where: Callable[[str], str]) -> DecoderConfig:
+def decoder_config(hf_config: Any, *, where: Callable[[str], str], task: str = "causal_lm") -> DecoderConfig:
     """Reads a transformers config.
 
     Args:
         hf_config: of a type that is covered.
         where: a setting's name to its place, for errors.
+        task: which head; `causal_lm` or `sequence_classification`.
 
     Raises:
         ModelError: the type is not covered, or a setting is not honoured or makes no sense.
@@ -53,4 +52,6 @@ def decoder_config(hf_config: Any, *, where: Callable[[str], str]) -> DecoderCon
             "hidden_act", f"there is no activation {options['activation']!r}", f"choose from: {', '.join(ACTIVATIONS)}"
         )
     warn_unread(where(ignored[0]) if ignored else "", family.model_type, ignored)
+    if task == "sequence_classification":
+        options |= {"num_labels": hf_config.num_labels, "text_padding_id": hf_config.pad_token_id}
     return DecoderConfig(**options, restarts_separate=family.restarts_separate)

@@ -27,6 +27,8 @@ from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES
 from redco_cli.sharding.program.reading import read
 
+_DECODER_TASKS = ("causal_lm", "sequence_classification")
+_CLASSIFIER = "ForSequenceClassification"
 _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """How the names of architectures end that are a language model."""
 
@@ -75,7 +77,7 @@ def choose(section: ModelSection, config: Any, *, where: Callable[[str], str]) -
     if section.implementation == "decoder":
         return _decoder_config(section, config, where)
     family = family_of(config.model_type)
-    if section.implementation == "hf_flax" or family is None or not _is_causal(section, config, where):
+    if section.implementation == "hf_flax" or family is None or not _is_covered(section, config, where):
         return _flax_task(section, config, where)
     try:
         return _decoder_config(section, config, where)
@@ -88,20 +90,27 @@ def choose(section: ModelSection, config: Any, *, where: Callable[[str], str]) -
             raise refusal from None
 
 
-def _is_causal(section: ModelSection, config: Any, where: Callable[[str], str]) -> bool:
-    """Whether a language model is meant, of a type that the decoder covers."""
+def _is_covered(section: ModelSection, config: Any, where: Callable[[str], str]) -> bool:
+    """Whether a head is meant that the decoder has, of a type that it covers."""
     if section.task != "auto":
-        return section.task == "causal_lm"
+        return section.task in _DECODER_TASKS
+    if _classifies(config):
+        return True
     if flax_class_names(config.model_type) and choose_task("auto", config, where=where) != "causal_lm":
         return False
     others = [name for name in config.architectures or () if not _is_language_model(name)]
     if others:
         raise ModelError(
             where("model.task"),
-            f"the config's architecture is {others[0]}, and {config.model_type} has a causal_lm head only",
+            f"the config's architecture is {others[0]}, and {config.model_type} has no such head here",
             "set model.task: causal_lm to take the language model in it",
         )
     return True
+
+
+def _classifies(config: Any) -> bool:
+    """Whether the architectures of a config say that it classifies texts."""
+    return any(name.endswith(_CLASSIFIER) for name in config.architectures or ())
 
 
 def _is_language_model(architecture: str) -> bool:
@@ -133,10 +142,18 @@ def _flax(section: ModelSection, config: Any, task: str, where: Callable[[str], 
 
 
 def _decoder_config(section: ModelSection, config: Any, where: Callable[[str], str]) -> DecoderConfig:
-    if section.task not in ("auto", "causal_lm"):
+    if section.task not in ("auto", *_DECODER_TASKS):
         problem = f"the decoder has no {section.task} head"
-        raise ModelError(where("model.task"), problem, "it has: causal_lm; or set model.implementation: hf_flax")
-    return decoder_config(config, where=_setting_place(section, where))
+        remedy = f"it has: {', '.join(_DECODER_TASKS)}; or set model.implementation: hf_flax"
+        raise ModelError(where("model.task"), problem, remedy)
+    task = section.task
+    if task == "auto":
+        task = "sequence_classification" if _classifies(config) else "causal_lm"
+    if task == "sequence_classification":
+        _check_classifier(config, where)
+        if section.num_labels is not None:
+            config.num_labels = section.num_labels
+    return decoder_config(config, where=_setting_place(section, where), task=task)
 
 
 def _decoder(
@@ -146,10 +163,19 @@ def _decoder(
         own,
         config=config,
         dtype=section.dtype,
-        generation_config=_generation_config(section),
+        generation_config=None if own.num_labels else _generation_config(section),
         where=where("model.name" if section.name is not None else "model.config"),
         remat="none" if remat == "auto" else remat,
     )
+
+
+def _check_classifier(config: Any, where: Callable[[str], str]) -> None:
+    """Refuses a head that transformers does not have for this type: what is trained could not go back there."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+
+    if config.model_type not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES:
+        problem = f"transformers has no sequence_classification head for {config.model_type}"
+        raise ModelError(where("model.task"), problem, "choose a model of another type, such as llama or qwen3")
 
 
 def _setting_place(section: ModelSection, where: Callable[[str], str]) -> Callable[[str], str]:

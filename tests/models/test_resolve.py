@@ -172,18 +172,22 @@ def test_the_refusal_of_the_decoder_names_the_setting():
 
 
 def test_a_covered_type_with_another_head_is_no_language_model_unless_asked_for():
-    config = LLAMA | {"architectures": ["LlamaForSequenceClassification"]}
+    config = LLAMA | {"architectures": ["LlamaForTokenClassification"]}
     assert refusal(config=config) == (
-        "recipe.yaml:3: model.task: the config's architecture is LlamaForSequenceClassification, and llama has a "
-        "causal_lm head only\n  -> set model.task: causal_lm to take the language model in it"
+        "recipe.yaml:3: model.task: the config's architecture is LlamaForTokenClassification, and llama has no such "
+        "head here\n  -> set model.task: causal_lm to take the language model in it"
     )
     assert resolve_model(ModelSection(config=config, task="causal_lm"), where=where).task == "causal_lm"
 
 
-def test_the_decoder_has_one_head():
+def test_the_decoder_has_two_heads():
     assert refusal(config=LLAMA, task="masked_lm", implementation="decoder") == (
         "recipe.yaml:3: model.task: the decoder has no masked_lm head\n"
-        "  -> it has: causal_lm; or set model.implementation: hf_flax"
+        "  -> it has: causal_lm, sequence_classification; or set model.implementation: hf_flax"
+    )
+    granite = {"model_type": "granite", "architectures": ["GraniteForSequenceClassification"]}
+    assert refusal(config=granite).startswith(
+        "recipe.yaml:3: model.task: transformers has no sequence_classification head for granite\n"
     )
 
 

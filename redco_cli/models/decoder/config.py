@@ -117,6 +117,8 @@ class DecoderConfig:
         residual_scale: multiplies what attention and MLP add to the residual stream.
         logits_scale: multiplies the logits.
         tied: whether the head is the embedding.
+        num_labels: outputs of a head that classifies a text by its last token; 0 for one that tells the next token.
+        text_padding_id: tokens that such a head does not take for the last; None where nobody says.
         padding_id: a token that does not train its row of the embedding where it is read, as `padding_idx` of PyTorch's
             `Embedding`; None for none.
         embedding_dropout: share of what is dropped of the embedding, in training.
@@ -169,6 +171,8 @@ class DecoderConfig:
     residual_scale: float = 1.0
     logits_scale: float = 1.0
     tied: bool = False
+    num_labels: int = 0
+    text_padding_id: int | None = None
     padding_id: int | None = None
     embedding_dropout: float = 0.0
     attention_dropout: float = 0.0

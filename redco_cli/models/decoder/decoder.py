@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from redco_cli.models.decoder.attention import Kernel
 from redco_cli.models.decoder.block import Block
 from redco_cli.models.decoder.cache import KVCache, empty_cache, extended
+from redco_cli.models.decoder.classifier import last_states
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import Dense, Norm
 from redco_cli.models.decoder.masks import AttentionContext, attention_context, layer_traits, token_positions
@@ -68,9 +69,11 @@ class Decoder(nn.Module):  # type: ignore[misc]
         self.layers: Any = stacks[0] if len(stacks) == 1 else stacks  # flax numbers the members of a list
         if c.final_norm:
             self.final_norm = Norm(c, self.dtype)
-        if not c.tied:
+        if c.num_labels:
+            self.score = self.param("score", normal, (c.embedding_size, c.num_labels))
+        elif not c.tied:
             self.head = self.param("head", normal, (c.embedding_size, c.vocab_size))
-        if c.head_bias:
+        if c.head_bias and not c.num_labels:
             self.head_bias = self.param("head_bias", nn.initializers.zeros, (c.vocab_size,))
 
     def __call__(
@@ -81,7 +84,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         positions: Array | None = None,
         segment_ids: Array | None = None,
     ) -> Array:
-        """Logits [B, S, V], in the compute type.
+        """Logits [B, S, V], in the compute type; [B, labels] with a head that classifies.
 
         Args:
             input_ids: [B, S].
@@ -89,7 +92,10 @@ class Decoder(nn.Module):  # type: ignore[misc]
             positions: [B, S]; by default tokens are counted from the beginning of the row.
             segment_ids: [B, S]: tokens see only those with the same number. Give `positions` too.
         """
-        return self.logits(self.hidden(input_ids, attention_mask, positions=positions, segment_ids=segment_ids))
+        hidden = self.hidden(input_ids, attention_mask, positions=positions, segment_ids=segment_ids)
+        if not self.config.num_labels:
+            return self.logits(hidden)
+        return last_states(hidden, input_ids, attention_mask, self.config) @ self.score.astype(self.dtype)
 
     def hidden(
         self,

@@ -52,7 +52,7 @@ class DecoderModel:
 
     Attributes:
         config: the transformers config.
-        task: `causal_lm`.
+        task: `causal_lm` or `sequence_classification`.
         where: the place in the recipe that asked for it.
         module: the linen module; holds no parameters. `module.config` is the decoder's own config.
         generation_config: the transformers generation config; None where none was saved.
@@ -84,7 +84,7 @@ class DecoderModel:
     @property
     def packs(self) -> bool:
         """Whether several texts may share a row: it takes `segment_ids`."""
-        return True
+        return self.task == "causal_lm"
 
     @property
     def stacked(self) -> Mapping[str, int]:
@@ -97,7 +97,7 @@ class DecoderModel:
         return self.module.init(rng, jnp.zeros((1, 1), jnp.int32))["params"]
 
     def __call__(self, params: Params, *inputs: Any, rng: Any = None, train: bool = False, **named: Any) -> Any:
-        """Logits [B, S, V], in the compute type.
+        """Logits [B, S, V], in the compute type; of a classifier [B, labels].
 
         Args:
             params: as `init` returns them.
@@ -138,6 +138,7 @@ class DecoderModel:
         Returns:
             What `plugin.parts.next_token_loss` makes of the logits.
         """
+        self._check_language_model("next_token_loss")
         hidden = self.hidden(params, *inputs, rng=rng, train=train, **named)
         following = jnp.concatenate([labels[:, 1:], jnp.full_like(labels[:, :1], IGNORED_LABEL)], axis=1)
         share = None if weights is None else jnp.roll(weights, -1, axis=1)  # the last has no label
@@ -174,6 +175,7 @@ class DecoderModel:
             ModelError: a setting that is unknown, out of its range or not followed, prompts that are no [B, P] or have
                 no positions for their outputs, or no key for sampling.
         """
+        self._check_language_model("generate")
         check_call(self.rows, {"input_ids": inputs}, self.where)
         shape = jnp.shape(inputs)
         if len(shape) != 2 or 0 in shape:
@@ -201,6 +203,10 @@ class DecoderModel:
         from transformers import GenerationConfig
 
         return self.generation_config or GenerationConfig.from_model_config(self.config)
+
+    def _check_language_model(self, what: str) -> None:
+        if self.decoder.num_labels:
+            raise ModelError(self.where, f"a model that classifies has no {what}", "set model.task: causal_lm")
 
     def _check_length(self, length: int) -> None:
         limit = self.decoder.learned_positions
@@ -249,6 +255,8 @@ class DecoderModel:
         given = {**dict(zip(_INPUTS, inputs, strict=False)), **named}
         if given.get("input_ids") is None:
             raise ModelError(self.where, "the decoder needs input_ids", f"its inputs are: {', '.join(_INPUTS)}")
+        if given.get("segment_ids") is not None and self.decoder.num_labels:
+            raise ModelError(self.where, "a model that classifies takes one text a row", "leave out segment_ids")
         if given.get("position_ids") is None:
             self._check_length(jnp.shape(given["input_ids"])[-1])
         check_call(self.rows, given, self.where)
@@ -285,7 +293,8 @@ def build_decoder(
     module = Decoder(
         decoder, dtype=jnp.dtype(dtype), remat=remat, kernel=used, unroll=unroll, layer_params=layer_params
     )
-    return DecoderModel(config, "causal_lm", where, module, generation_config, abstract_params(module))
+    task = "sequence_classification" if decoder.num_labels else "causal_lm"
+    return DecoderModel(config, task, where, module, generation_config, abstract_params(module))
 
 
 def _cudnn_can(config: DecoderConfig, dtype: str) -> bool:

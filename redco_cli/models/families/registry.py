@@ -53,13 +53,13 @@ def text_part(hf_config: Any) -> Any:
         hf_config: a transformers config; unchanged.
 
     Returns:
-        The nested config, with the tokens and the quantisation that the whole names; any other config as it is.
+        The nested config, with the tokens, labels and quantisation that the whole names; any other config as it is.
     """
     key = next((one.part_of[kind] for one in families().values() if (kind := hf_config.model_type) in one.part_of), "")
     if not key:
         return hf_config
     part = copy.deepcopy(getattr(hf_config, key))
-    for name in ("bos_token_id", "eos_token_id", "quantization_config"):
+    for name in ("bos_token_id", "eos_token_id", "quantization_config", "id2label", "label2id", "problem_type"):
         if getattr(hf_config, name, None) is not None:
             setattr(part, name, getattr(hf_config, name))
     others = [one for one in hf_config.architectures or () if not one.endswith("ForConditionalGeneration")]

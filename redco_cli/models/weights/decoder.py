@@ -13,6 +13,7 @@ from redco_cli.errors import ModelError
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.families.registry import names_of
+from redco_cli.models.families.shared.family import CLASSIFIER
 from redco_cli.models.weights.files import Array, Checkpoint, Index, some
 from redco_cli.models.weights.fit import Fit, ParamPath
 from redco_cli.models.weights.shards import Box, Source
@@ -36,10 +37,14 @@ def fit_decoder(model: DecoderModel, checkpoint: Checkpoint) -> Fit:
     heads = tuple(name for name in rest if _beside_base(config, name, shapes))
     names_there = names_of(config)
     head, embedding = (f"{names_there.modules[module]}.weight" for module in ("head", "embedding"))
-    copies = {one for one in names_there.spellings(head) if one in shapes and config.tied and embedding in stored}
+    ties = config.tied and not config.num_labels and embedding in stored
+    copies = {one for one in names_there.spellings(head) if one in shapes and ties}
+    score = f"{CLASSIFIER}.weight"
+    is_fresh = bool(config.num_labels) and score not in stored
     return Fit(
         sources=_sources(model, checkpoint, stored),
-        missing=tuple(full for full in expected if full not in stored),
+        missing=tuple(full for full in expected if full not in stored and not (is_fresh and full == score)),
+        fresh=((CLASSIFIER,),) if is_fresh else (),
         wrong=tuple(
             f"{name} {list(shapes[name])} instead of {list(expected[full])}"
             for full, name in stored.items()
@@ -73,7 +78,7 @@ def stored_names(config: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, 
 def _beside_base(config: DecoderConfig, name: str, stored: Mapping[str, Any]) -> bool:
     """Whether a tensor stands beside the base model: then it belongs to another head, or to a part for images."""
     names = names_of(config)
-    base, head = f"{names.base}.", f"{names.modules['head']}."
+    base, head = f"{names.base}.", f"{CLASSIFIER if config.num_labels else names.modules['head']}."
     places = ({base: base, head: head}, *names.within)
     inner = next((one for one in reversed(places) if any(other.startswith(one[base]) for other in stored)), None)
     return inner is not None and not name.startswith(tuple(inner.values()))

@@ -27,7 +27,7 @@ from redco_cli.models.families.shared.family import Fused
 Array = np.ndarray[Any, Any]
 Path = tuple[str, ...]
 _SUFFIXES = {"bias": "bias", "head_bias": "bias"}
-_KERNELS = frozenset({"kernel", "head", "gate", "up", "down"})
+_KERNELS = frozenset({"kernel", "head", "score", "gate", "up", "down"})
 _NO_PARAMETER = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.(bias|masked_bias)|attention\.(bias|masked_bias))$")
 
 
@@ -98,7 +98,7 @@ def tensor_table(config: DecoderConfig) -> tuple[Row, ...]:
         usual = ("layers", *path[1:]) if run else path
         module = "/".join(usual[:-1] if usual[-1] in ("kernel", "bias", "scale") else usual)
         theirs, fusion = fused.get(module, (None, None))
-        name = f"{theirs or names.modules[module]}.{_SUFFIXES.get(path[-1], 'weight')}"
+        name = f"{theirs or names.module(module)}.{_SUFFIXES.get(path[-1], 'weight')}"
         leading = ("{layer}" in name) + ("{expert}" in name)
         inner = [] if fusion is None else [part.split("/")[1:] for part in fusion.modules]
         members = tuple((stack, *part, path[-1]) for part in inner) or (path,)

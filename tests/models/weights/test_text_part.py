@@ -103,8 +103,7 @@ def test_what_the_whole_says_is_not_lost(whole, tmp_path):
         return str(raised.value)
 
     assert "quantization_config is set" in refusal(quantization_config={"quant_method": "gptq", "bits": 4})
-    assert "architecture is Gemma3ForSequenceClassification" in refusal(
-        architectures=["Gemma3ForSequenceClassification"]
-    )
-    part = text_part(transformers.Gemma3Config(text_config={"hidden_size": 8}, eos_token_id=[1, 106]))
-    assert (part.hidden_size, part.eos_token_id) == (8, [1, 106])
+    part = text_part(transformers.Gemma3Config(text_config={"hidden_size": 8}, eos_token_id=[1, 106], num_labels=3))
+    assert (part.hidden_size, part.eos_token_id, part.num_labels) == (8, [1, 106], 3)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Gemma3ForSequenceClassification"]}))
+    assert resolve_model(section, where=where).task == "sequence_classification"

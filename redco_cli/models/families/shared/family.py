@@ -15,6 +15,8 @@ from redco_cli.models.families.shared.settings import Settings
 
 Options = dict[str, Any]
 """Arguments of `DecoderConfig`."""
+CLASSIFIER = "score"
+"""A head that classifies texts, ours and theirs."""
 HfConfig = dict[str, Any]
 """Settings of a Hugging Face config."""
 
@@ -54,6 +56,10 @@ class Names:
     fused: Mapping[str, Callable[[DecoderConfig], Fused]] = field(default_factory=dict)
     out_last: bool = False
     within: tuple[Mapping[str, str], ...] = ()
+
+    def module(self, ours: str) -> str:
+        """What one of our modules is called; a head that classifies is called alike in every family."""
+        return CLASSIFIER if ours == CLASSIFIER else self.modules[ours]
 
     def spellings(self, full: str) -> Iterator[str]:
         """What a checkpoint may call a tensor: its full name, that in the bare model, those in a larger model."""
