@@ -1,4 +1,4 @@
-"""One label per text, with an encoder (BERT, RoBERTa, ELECTRA, ...): a class, or with `num_labels: 1` a number.
+"""One label per text, with an encoder (BERT, RoBERTa, ...) or a decoder: a class, or with `num_labels: 1` a number.
 
 The model's config decides: `problem_type: regression` or one label is a regression, anything else a classification
 among the classes of `id2label`. Texts longer than `data.max_length` tokens keep their beginning.

@@ -129,6 +129,8 @@ def write_config(model: Model, tensors: Sequence[Tensor], directory: Path) -> No
     else:
         architecture = flax_class_names(config.model_type)[model.task].removeprefix("Flax")
     config.architectures = [architecture]
+    if hasattr(config, "quantization_config"):  # of weights that were unpacked when they were read
+        del config.quantization_config
     config.dtype = usual_dtype(tensors)
     config.to_json_file(directory / "config.json")
 

@@ -161,6 +161,9 @@ def _module_of(
 ) -> _Module:
     """The adapters of all weights that a tensor holds, as one."""
     adapted = [path for path in paths if path in adapter.adapters]
+    if any(len(shape) > 2 for shape in row.shapes):
+        problem = f"PyTorch keeps all experts of {', '.join(adapted)} in one tensor, for which PEFT has no adapter"
+        raise ModelError("adapter.targets", problem, "adapt other weights, or merge: redco export --merge")
     scale = adapter.adapters[adapted[0]].scale
     if adapter.uses[adapted[0]].kind == "lookup":
         a, b = (fetched(factors[adapted[0]][part], index, "float32") for part in ("A", "B"))

@@ -23,6 +23,13 @@ _NEVER = {
     "clip_qkv": "queries, keys and values are not clipped",
 }
 """Settings that no family has, with what is computed instead."""
+
+
+def _method(setting: Any) -> Any:
+    """How weights are quantised: a mapping in `config.json` is one still, or an object of transformers."""
+    return setting.get("quant_method") if isinstance(setting, dict) else getattr(setting, "quant_method", None)
+
+
 def decoder_config(hf_config: Any, *, where: Callable[[str], str], task: str = "causal_lm") -> DecoderConfig:
     """Reads a transformers config.
 
@@ -40,7 +47,7 @@ def decoder_config(hf_config: Any, *, where: Callable[[str], str], task: str = "
         raise ModelError(where("model_type"), problem, f"it covers: {', '.join(families())}")
     settings = Settings(in_old_keys(hf_config, where=where), where)
     for key, reason in _NEVER.items():
-        if settings(key):
+        if settings(key) and not (key == "quantization_config" and _method(settings(key)) in family.packed):
             settings.refuse(key, f"{key} is set, but {reason}")
     options = family.read(settings)
     kinds = settings.unread("layer_types")

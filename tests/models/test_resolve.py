@@ -67,7 +67,7 @@ def test_auto_asks_where_several_heads_are_possible():
     )
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForSequenceClassification", "LlamaForRewardModel"])
+@pytest.mark.parametrize("architecture", ["LlamaForTokenClassification", "LlamaForRewardModel"])
 def test_another_head_of_a_covered_type_is_not_taken_for_a_language_model(architecture):
     assert architecture in refusal(config=config_for("llama", "causal_lm", architectures=[architecture]))
 

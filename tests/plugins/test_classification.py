@@ -1,5 +1,6 @@
 """Texts and images: batches, losses against PyTorch, metrics against scikit-learn, labels that are refused."""
 
+import json
 import sys
 
 import jax
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 import sklearn.metrics
 import torch
+import transformers
 
-from redco_cli.errors import ExampleError, PluginError
+from redco_cli import export, train
+from redco_cli.errors import ExampleError, PluginError, RedcoError
 from redco_cli.models.config.byte_tokenizer import PAD, SEP
 from redco_cli.plugin.parts import builtin
 from redco_cli.row_notes import noting
+from redco_cli.training.records.metrics import read_records
 
 text, image = builtin("text_classification"), builtin("image_classification")
 CLASSES = {"id2label": {0: "no", 1: "yes"}, "num_labels": 2, "problem_type": None}
@@ -214,3 +218,38 @@ def test_the_network_classifies_images_of_its_options(context):
     module = image.build_model(ctx)
     shapes = jax.eval_shape(lambda: module.init_with_output(jax.random.key(0), jnp.zeros((2, 8, 8, 1))))
     assert shapes[0].shape == (2, 3)
+
+
+@pytest.mark.slow
+def test_a_decoder_classifies_from_the_recipe_to_the_export(tmp_path, monkeypatch):
+    """In float16, on several devices, with one text a row."""
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"text": word * 3, "label": name}) for word, name in (("ab", "no"), ("xyz", "yes"))] * 8
+    (tmp_path / "train.jsonl").write_text("\n".join(lines))
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    recipe = {
+        "model": {
+            "config": {"model_type": "llama", **sizes, "id2label": {0: "no", 1: "yes"}},
+            "task": "sequence_classification",
+            "tokenizer": "byte",
+            "dtype": "float16",
+        },
+        "data": {"train": {"path": "json", "data_files": "train.jsonl"}, "max_length": 12},
+        "plugin": {"module": "text_classification"},
+        "train": {"global_batch_size": 8, "steps": 12, "learning_rate": 3e-2},
+        "mesh": {"data": 2, "fsdp": 2},
+        "logging": {"every": 1, "plot": False},
+        "output_dir": "run",
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    train("recipe.yaml")
+    losses = [record["loss"] for record in read_records(tmp_path / "run/metrics.jsonl") if record["kind"] == "train"]
+    assert losses[-1] < 0.3 < losses[0]
+    export("run", output="out")
+    model = transformers.AutoModelForSequenceClassification.from_pretrained("out").eval()
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    ids = torch.full((2, 12), PAD)
+    ids[0, :9], ids[1, :6] = torch.tensor([*b"xyzxyzxyz"]), torch.tensor([*b"ababab"])
+    assert model(ids, (ids != PAD).long()).logits.argmax(-1).tolist() == [1, 0]
+    with pytest.raises(RedcoError, match="packing"):
+        train("recipe.yaml", ["data.packing=true", "output_dir=packed"])

@@ -5,6 +5,7 @@ Shapes: B batch, Q queries, K keys, H query heads, G key and value heads, D dims
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -59,6 +60,8 @@ class Attention(nn.Module):  # type: ignore[misc]
             cos, sin = context.cos[layer.rope], context.sin[layer.rope]
             q = rotate(q, cos, sin, interleaved=c.interleaved)
             k = rotate(k, cos, sin, interleaved=c.interleaved)
+        if c.attention_sinks:
+            layer = replace(layer, sinks=self.param("sinks", nn.initializers.normal(c.initializer_range), (c.heads,)))
         if cache is not None and cache.capacity:
             mixed = self._attend_from_cache(q, k, v, cache, layer, context)
         else:
@@ -80,7 +83,7 @@ class Attention(nn.Module):  # type: ignore[misc]
     def _can_fuse(self, length: int) -> bool:
         """Whether the kernel computes what the config says; cuDNN's has no gradient for odd lengths and a mask."""
         c = self.config
-        plain = c.attention_softcap is None and not (self.train and c.attention_dropout)
+        plain = c.attention_softcap is None and not c.attention_sinks and not (self.train and c.attention_dropout)
         return self.kernel != "plain" and plain and (self.kernel != "cudnn" or length % 2 == 0)
 
     def _attend_fused(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
@@ -171,7 +174,18 @@ class Attention(nn.Module):  # type: ignore[misc]
         if context.bias is not None:
             scores = scores + context.bias
         mask = _visible(layer, context, windowed=any(c.windows))
-        return jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1).astype(self.dtype)
+        return _shares(jnp.where(mask, scores, _MASKED), layer.sinks).astype(self.dtype)
+
+
+def _shares(scores: Array, sinks: Array | None) -> Array:
+    """The softmax of scores [B, H, Q, K], less what sinks [H] take of it."""
+    if sinks is None:
+        shares: Array = jax.nn.softmax(scores, axis=-1)
+        return shares
+    sink = sinks.astype(jnp.float32)[:, None, None]
+    largest = jax.lax.stop_gradient(jnp.maximum(scores.max(axis=-1, keepdims=True), sink))
+    parts = jnp.exp(scores - largest)
+    return parts / (parts.sum(axis=-1, keepdims=True) + jnp.exp(sink - largest))
 
 
 def _part(context: AttentionContext, start: int, end: int) -> AttentionContext:

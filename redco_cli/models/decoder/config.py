@@ -57,6 +57,8 @@ class ExpertsConfig:
         width: of each expert's MLP.
         normalise: whether the chosen probabilities are divided by their sum.
         shared_width: of an expert that every token goes to, weighted by a sigmoid gate; 0 for none.
+        biases: of the router and of the experts' projections.
+        clamped_at: for a SwiGLU whose inputs stay within ± this (gpt-oss), instead of the activation; None for not.
     """
 
     count: int
@@ -64,6 +66,8 @@ class ExpertsConfig:
     width: int
     normalise: bool
     shared_width: int = 0
+    biases: bool = False
+    clamped_at: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,7 @@ class DecoderConfig:
         windows: for each layer how many tokens a token sees, itself included; None for all before it.
         layer_scales: for each layer what the attention scores are multiplied by besides; empty for one.
         attention_scale: of the products of queries and keys.
+        attention_sinks: a score per head that takes its share of the attention and gives nothing (gpt-oss).
         attention_softcap: scores are squashed into ± this; None for not.
         logits_softcap: logits likewise.
         qk_norm: a norm on queries and keys, over each head or over all heads together.
@@ -156,6 +161,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     layer_scales: tuple[float, ...] = ()
     attention_scale: float
+    attention_sinks: bool = False
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     qk_norm: Literal["no", "head", "all_heads"] = "no"

@@ -24,16 +24,21 @@ from redco_cli.models.decoder.config import DecoderConfig, ExpertsConfig
 from redco_cli.models.decoder.layers import ACTIVATIONS, Dense, Mlp
 
 Array = Any
+Gating = Callable[[Array, Array], Array]
+_CLAMPED_SLOPE = 1.702
 _ROOM = (2.0, 6.0)
 """Even shares that an expert has room for, before it computes all tokens."""
 
 
 class Kernels(NamedTuple):
-    """The experts' projections: `gate` and `up` [X, E, F], `down` [X, F, E]."""
+    """The experts' projections: `gate` and `up` [X, E, F], `down` [X, F, E]; and their biases [X, F] and [X, E]."""
 
     gate: Array
     up: Array
     down: Array
+    gate_bias: Array | None = None
+    up_bias: Array | None = None
+    down_bias: Array | None = None
 
 
 class Experts(nn.Module):  # type: ignore[misc]
@@ -56,18 +61,30 @@ class Experts(nn.Module):  # type: ignore[misc]
         normal = nn.initializers.normal(c.initializer_range)
         inward = (experts.count, c.hidden_size, experts.width)
         outward = (experts.count, experts.width, c.hidden_size)
-        kernels = Kernels(
-            self.param("gate", normal, inward).astype(self.dtype),
-            self.param("up", normal, inward).astype(self.dtype),
-            self.param("down", normal, outward).astype(self.dtype),
-        )
-        logits = Dense(experts.count, False, self.dtype, c.initializer_range, name="router")(x)
+        shapes = {"gate": inward, "up": inward, "down": outward}
+        own = {name: self.param(name, normal, shape).astype(self.dtype) for name, shape in shapes.items()}
+        for name, (count, _, width) in shapes.items() if experts.biases else ():
+            bias = self.param(f"{name}_bias", nn.initializers.zeros, (count, width))
+            own[f"{name}_bias"] = bias.astype(self.dtype)
+        logits = Dense(experts.count, experts.biases, self.dtype, c.initializer_range, name="router")(x)
         shares, chosen = routing(logits, experts)
-        mixed = mix(x, kernels, shares.astype(self.dtype), chosen, ACTIVATIONS[c.activation])
+        mixed = mix(x, Kernels(**own), shares.astype(self.dtype), chosen, _gating(c, experts))
         if experts.shared_width:
             share = jax.nn.sigmoid(Dense(1, False, self.dtype, c.initializer_range, name="shared_router")(x))
             mixed = mixed + share * Mlp(c, experts.shared_width, self.dtype, name="shared")(x)
         return mixed
+
+
+def _gating(config: DecoderConfig, experts: ExpertsConfig) -> Gating:
+    """How the two inner projections of an expert become one."""
+    act = ACTIVATIONS[config.activation]
+    return (lambda gate, up: act(gate) * up) if experts.clamped_at is None else partial(_clamped, experts.clamped_at)
+
+
+def _clamped(limit: float, gate: Array, up: Array) -> Array:
+    """gpt-oss: a SwiGLU with a slope, its inputs bounded, the second one around one."""
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return (up + 1) * gate * jax.nn.sigmoid(_CLAMPED_SLOPE * gate)
 
 
 def routing(logits: Array, experts: ExpertsConfig) -> tuple[Array, Array]:
@@ -87,7 +104,7 @@ def routing(logits: Array, experts: ExpertsConfig) -> tuple[Array, Array]:
     return shares, chosen
 
 
-def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, act: Callable[[Array], Array]) -> Array:
+def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, gating: Gating) -> Array:
     """The sum of what its experts make of each token, weighted.
 
     Args:
@@ -95,7 +112,7 @@ def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, act: Callable[
         kernels: of the experts.
         shares: of each token's experts [B, S, N], in the type of `x`.
         chosen: their indices [B, S, N].
-        act: the activation.
+        gating: what becomes of an expert's `gate` and `up`.
 
     Returns:
         [B, S, E]. The backward pass computes what is inside the experts again.
@@ -107,7 +124,7 @@ def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, act: Callable[
     took = jnp.put_along_axis(took, chosen, 1, axis=-1, inplace=False)
     turns = jnp.cumsum(took, axis=1)  # how many tokens of the row an expert has got
     place = jnp.take_along_axis(turns, chosen, axis=-1) - 1
-    ways = [*(partial(_with_room, act=act, room=room) for room in rooms), partial(_all_by_all, act=act)]
+    ways = [*(partial(_with_room, gating=gating, room=room) for room in rooms), partial(_all_by_all, gating=gating)]
     way = sum((turns[:, -1].max() > room).astype(jnp.int32) for room in rooms)
 
     @jax.checkpoint
@@ -122,7 +139,7 @@ def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, act: Callable[
 
 
 def _with_room(
-    x: Array, kernels: Kernels, shares: Array, chosen: Array, place: Array, *, act: Callable[[Array], Array], room: int
+    x: Array, kernels: Kernels, shares: Array, chosen: Array, place: Array, *, gating: Gating, room: int
 ) -> Array:
     """Every expert computes `room` tokens of a row; `place` [B, S, N] is where in its expert's room a token stands."""
     batch, length, width = x.shape
@@ -132,15 +149,22 @@ def _with_room(
     source = jnp.zeros((batch, count * room), jnp.int32)
     source = jnp.put_along_axis(source, slots, tokens, axis=1, inplace=False)
     rows = jnp.take_along_axis(x, source[..., None], axis=1).reshape(batch, count, room, width)
-    inner = act(jnp.einsum("bxce,xef->bxcf", rows, kernels.gate)) * jnp.einsum("bxce,xef->bxcf", rows, kernels.up)
-    made = jnp.einsum("bxcf,xfe->bxce", inner, kernels.down).reshape(batch, count * room, width)
+
+    def project(equation: str, rows: Array, kernel: Array, bias: Array | None) -> Array:
+        made = jnp.einsum(equation, rows, kernel)
+        return made if bias is None else made + bias[:, None]
+
+    gate, up = (
+        project("bxce,xef->bxcf", rows, *one)
+        for one in ((kernels.gate, kernels.gate_bias), (kernels.up, kernels.up_bias))
+    )
+    made = project("bxcf,xfe->bxce", gating(gate, up), kernels.down, kernels.down_bias)
+    made = made.reshape(batch, count * room, width)
     picked = jnp.take_along_axis(made, slots[..., None], axis=1).reshape(*chosen.shape, width)
     return jnp.einsum("bsne,bsn->bse", picked, shares)
 
 
-def _all_by_all(
-    x: Array, kernels: Kernels, shares: Array, chosen: Array, _place: Array, *, act: Callable[[Array], Array]
-) -> Array:
+def _all_by_all(x: Array, kernels: Kernels, shares: Array, chosen: Array, _place: Array, *, gating: Gating) -> Array:
     """Every expert computes every token, one expert after the other."""
     batch, length, width = x.shape
     count = kernels.gate.shape[0]
@@ -150,8 +174,12 @@ def _all_by_all(
     @jax.checkpoint
     def add(total: Array, expert: tuple[Kernels, Array]) -> tuple[Array, None]:
         kernel, weight = expert
-        inner = act(tokens @ kernel.gate) * (tokens @ kernel.up)
-        return total + (inner @ kernel.down) * weight[:, None], None
+
+        def project(rows: Array, one: Array, bias: Array | None) -> Array:
+            return rows @ one if bias is None else rows @ one + bias
+
+        gate, up = project(tokens, kernel.gate, kernel.gate_bias), project(tokens, kernel.up, kernel.up_bias)
+        return total + project(gating(gate, up), kernel.down, kernel.down_bias) * weight[:, None], None
 
     total, _ = jax.lax.scan(add, jnp.zeros_like(tokens), (kernels, weights))
     return total.reshape(batch, length, width)

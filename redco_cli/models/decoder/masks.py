@@ -51,11 +51,13 @@ class LayerTraits:
         window: tokens that a token sees, itself included; more than the row is long for all.
         rope: index of the kind of rope.
         scale: of the attention scores.
+        sinks: what each query head may look at instead of keys [H], a parameter of the layer; None for nothing.
     """
 
     window: Array
     rope: Array
     scale: Array
+    sinks: Array | None = None
 
 
 def token_positions(config: DecoderConfig, queries: Array, mask: Array | None) -> Array:

@@ -28,7 +28,7 @@ from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
 _WIDEST_HEAD = 128
 """Of cuDNN's attention before Hopper."""
-_EXPERTS = ("experts/gate", "experts/up", "experts/down")
+_EXPERTS = tuple(f"experts/{name}{part}" for name in ("gate", "up", "down") for part in ("", "_bias"))
 """Parameters that hold an array of each expert."""
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "segment_ids")
 

@@ -62,7 +62,7 @@ FAMILIES = (
         names=llama_names(ATTENTION_NAMES, PRE_NORM_NAMES, MLP_NAMES, QWEN_EXPERT_NAMES, SHARED_EXPERT_NAMES),
         example={**TINY, **TINY_EXPERTS, "shared_expert_intermediate_size": 20},
         variants=(
-            {"norm_topk_prob": True, "qkv_bias": False, "decoder_sparse_step": 2, "num_hidden_layers": 4},
+            {"norm_topk_prob": True, "qkv_bias": False, "decoder_sparse_step": 2},
             {"mlp_only_layers": [1], "num_hidden_layers": 3},
         ),
     ),

@@ -22,6 +22,7 @@ from redco_cli.models.weights.decoder import decoder_vocabulary, fit_decoder
 from redco_cli.models.weights.files import FLAX, INDEX, SAFETENSORS, Checkpoint, open_checkpoint, sharded_files
 from redco_cli.models.weights.fit import Fit, check_copies, check_fit
 from redco_cli.models.weights.flax import fit_flax, flax_vocabulary
+from redco_cli.models.weights.mxfp4 import unpacked
 from redco_cli.models.weights.rows import with_rows
 from redco_cli.models.weights.shards import fill
 from redco_cli.plugin.contract import Params
@@ -122,6 +123,8 @@ def check_checkpoint(model: Model, directory: Path) -> None:
 def _open(model: Model, directory: Path) -> Checkpoint:
     """The checkpoint in a directory, with rows for the tokens that the recipe adds."""
     checkpoint = open_checkpoint(directory)
+    if isinstance(model, DecoderModel):
+        checkpoint = unpacked(checkpoint)
     if model.added is None:
         return checkpoint
     if isinstance(model, DecoderModel):

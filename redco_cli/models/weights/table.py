@@ -68,8 +68,8 @@ class Row:
         """The shape of each tensor."""
         if self.fused is None:
             return self.shapes[0][::-1] if self.transposed else self.shapes[0]
-        out_first = (sum(shape[-1] for shape in self.shapes), *self.shapes[0][:-1])
-        return out_first if self.transposed else out_first[::-1]
+        inputs, outputs = self.shapes[0][:-1], sum(shape[-1] for shape in self.shapes)
+        return (outputs, *inputs) if self.transposed else (*inputs, outputs)
 
     def take_apart(self, tensor: Array) -> tuple[Array, ...]:
         """The slices that a stored tensor holds, one for each path; views where possible."""
@@ -96,18 +96,20 @@ def tensor_table(config: DecoderConfig) -> tuple[Row, ...]:
     for path, leaf in ours.items():
         run, stack = runs.get(path[0]), path[0]
         usual = ("layers", *path[1:]) if run else path
-        module = "/".join(usual[:-1] if usual[-1] in ("kernel", "bias", "scale") else usual)
+        leaf_name = path[-1:] if path[-1] in ("kernel", "bias", "scale") else ()
+        module = "/".join(usual[: len(usual) - len(leaf_name)])
         theirs, fusion = fused.get(module, (None, None))
-        name = f"{theirs or names.module(module)}.{_SUFFIXES.get(path[-1], 'weight')}"
+        suffix = "" if module in names.bare else f".{_SUFFIXES.get(path[-1], 'weight')}"
+        name = f"{theirs or names.module(module)}{suffix}"
         leading = ("{layer}" in name) + ("{expert}" in name)
         inner = [] if fusion is None else [part.split("/")[1:] for part in fusion.modules]
-        members = tuple((stack, *part, path[-1]) for part in inner) or (path,)
+        members = tuple((stack, *part, *leaf_name) for part in inner) or (path,)
         rows[name, stack if run else ""] = Row(
             name=name,
             paths=members,
             counts=leaf.shape[:leading],
             shapes=tuple(ours[member].shape[leading:] for member in members),
-            transposed=path[-1] in _KERNELS and not (names.out_last and run),
+            transposed=path[-1] in _KERNELS and not (names.out_last and run) and module not in names.bare,
             fused=fusion,
             first=run.first if run else 0,
         )

@@ -99,9 +99,12 @@ def test_texts_in_one_row_do_not_see_each_other(family):
     assert np.abs(packed[:, 7:] - apply(module, params, row)[:, 7:]).max() > 1e-2
 
 
-@pytest.mark.parametrize("family", first(["gemma3_text", "opt"], "llama", "bloom", "gptj"))
+MIXED = {"mlp_only_layers": [1], "num_hidden_layers": 3}
+
+
+@pytest.mark.parametrize("family", first(["gemma3_text", "opt"], "llama", "bloom", "gptj", "gpt_oss", "qwen3_moe"))
 def test_decoding_from_a_cache_equals_reading_at_once(family):
-    module, params = decoder(family)
+    module, params = decoder(family, **(MIXED if family == "qwen3_moe" else {}))
     ids, mask = batch().input_ids[1:], batch().attention_mask[1:].copy()
     mask[0] = 1
     whole = apply(module, params, ids, mask)
@@ -149,7 +152,7 @@ def test_how_it_is_computed_changes_nothing(options):
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=2e-4), other_grads, grads)
 
 
-@pytest.mark.parametrize("family", first(["gemma3_text"], "gpt2", "bloom"))
+@pytest.mark.parametrize("family", first(["gemma3_text"], "gpt2", "bloom", "gpt_oss"))
 def test_the_kernel_of_jax_sees_scales_biases_and_windows(family):
     module, params = decoder(family, **({"scale_attn_by_inverse_layer_idx": True} if family == "gpt2" else {}))
     given = batch()
@@ -295,7 +298,7 @@ def test_experts_with_room_compute_what_each_token_by_itself_would(crowd):
         return jnp.einsum("bsnf,bsnfe,bsn->bse", inner, down, shares)
 
     def together(x, kernels, shares):
-        return mix(x, kernels, shares, jnp.asarray(chosen), jnp.tanh)
+        return mix(x, kernels, shares, jnp.asarray(chosen), lambda gate, up: jnp.tanh(gate) * up)
 
     kernels = jax.tree.map(jnp.asarray, kernels)
     weights = rng.normal(size=x.shape).astype(np.float32)

@@ -173,6 +173,7 @@ NOT_SUPPORTED = [
     ("mixtral", "router_jitter_noise", 0.1, "routing has no noise"),
     ("mixtral", "output_router_logits", True, "the loss has no part for the router"),
     ("gemma3_text", "use_bidirectional_attention", True, "a token sees only what is before it"),
+    ("gpt_oss", "swiglu_limit", 5.0, "transformers clamps at 7 whatever it says"),
     ("falcon", "hidden_dropout", 0.1, "Falcon drops other things than the other families"),
 ]
 IS_SET = [
@@ -386,6 +387,7 @@ def test_what_hub_configs_hold_besides_is_no_obstacle():
         ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "auto_map": {"AutoConfig": "x"}}),
         ("starcoder2", {"mlp_type": "default", "norm_type": "layer_norm", "activation_function": "gelu"}),
         ("smollm3", {"max_window_layers": 28}),
+        ("gpt_oss", {"swiglu_limit": 7.0, "experts_per_token": 4, "initial_context_length": 4096}),
         ("gemma2", {"cache_implementation": "hybrid", "hidden_act": "gelu_pytorch_tanh"}),
         ("falcon", {"apply_residual_connection_post_layernorm": False, "auto_map": {"AutoConfig": "x"}}),
     ]

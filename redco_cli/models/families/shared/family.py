@@ -46,6 +46,7 @@ class Names:
         modules: ours to theirs; modules that a model does not have are left out of its table.
         base: the prefix that checkpoints of the bare model lack.
         fused: theirs to how it is made of ours.
+        bare: modules of ours whose tensor has the name of the module, and is stored as here, with all experts in it.
         out_last: whether kernels in layers are stored [in, out] like ours (GPT-2).
         within: how a model that this one is a part of calls its tensors: for each way to save it, what they begin with
             here to what they begin with there.
@@ -54,6 +55,7 @@ class Names:
     modules: Mapping[str, str]
     base: str
     fused: Mapping[str, Callable[[DecoderConfig], Fused]] = field(default_factory=dict)
+    bare: frozenset[str] = frozenset()
     out_last: bool = False
     within: tuple[Mapping[str, str], ...] = ()
 
@@ -98,6 +100,7 @@ class Family:
         restarts_separate: whether its PyTorch class tells texts of a row apart by positions that begin anew, where it
             is given no mask and keeps no cache.
         unnamed_settings: what the model reads though its config class does not name it, with the default.
+        packed: kinds of quantisation whose weights are unpacked when they are read.
         part_of: model types with images or sound whose text part this is, to the setting that holds its config.
 
     Example and variants are what the tests compare with PyTorch, load and export.
@@ -113,6 +116,7 @@ class Family:
     flax_honours: str | None = None
     restarts_separate: bool = True
     unnamed_settings: Mapping[str, Any] = field(default_factory=dict)
+    packed: frozenset[str] = frozenset()
     part_of: Mapping[str, str] = field(default_factory=dict)
 
 
