@@ -10,7 +10,7 @@ import math
 import os
 import warnings
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -192,8 +192,10 @@ def inspect_sharding(
     device_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Of one device, such as 80GiB.")] = None,
     batch_size: Annotated[int | None, typer.Option(metavar="N", min=1, help="Examples per step.")] = None,
     seq_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens per example.")] = None,
+    dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="It computes in; default: bfloat16.")] = None,
+    target: Annotated[str | None, typer.Option(metavar="CHIPS", help="Such as h100:8, v5e:4x4, 2*v6e:16x16.")] = None,
     compile_it: Annotated[
-        bool, typer.Option("--compile", help="Compile the step for as many simulated CPU devices, and compare.")
+        bool, typer.Option("--compile", help="Compile the step for the target, or for simulated CPU devices.")
     ] = False,
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw the plan, as SVG.")] = None,
     list_models: Annotated[bool, typer.Option("--list", help="List built-in models, and families.")] = False,
@@ -209,21 +211,19 @@ def inspect_sharding(
         return
     sizes = None if mesh is None else parse_mesh(mesh, "--mesh")
     memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
-    if compile_it:
+    if compile_it and target is None:
         simulate_devices(devices or math.prod((sizes or _mesh_of(model)).values()))
     from redco_cli.planning.inspect import inspect_sharding as run_inspect
 
-    report = run_inspect(
-        model,
-        devices=devices,
-        hosts=hosts,
-        mesh=sizes,
-        device_memory=memory,
-        batch_size=batch_size,
-        seq_length=seq_length,
-        compile_it=compile_it,
-        svg=svg,
-    )
+    machine: dict[str, Any] = {
+        "devices": devices,
+        "hosts": hosts,
+        "mesh": sizes,
+        "device_memory": memory,
+        "target": target,
+    }
+    step: dict[str, Any] = {"batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
+    report = run_inspect(model, **machine, **step, compile_it=compile_it, svg=svg)
     if as_json:
         result(report, as_json)
     else:

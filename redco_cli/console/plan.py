@@ -6,18 +6,18 @@ whole path, and numbers stand in columns.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from redco_cli.console.numbers import duration, format_bytes
+from redco_cli.console.collectives import show_collectives
+from redco_cli.console.columns import TIMES, columns, draws_signs
+from redco_cli.console.numbers import format_bytes
 from redco_cli.console.screen import Piece, say, stdout, warn
 
 Document = Mapping[str, Any]
 
-TIMES = "\N{MULTIPLICATION SIGN}"
 _SPLIT_STYLES = {
     "replicated": "dim",
     "data": "",
@@ -38,7 +38,6 @@ KINDS = {
     "gathered": "gathered parameters",
 }
 _BAR = 30  # cells
-_LEAST_ROOM = 20  # of a column that breaks its lines
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
@@ -64,7 +63,7 @@ def show_plan(document: Document, console: Console | None = None) -> None:
     if document["state"]:
         _parameters("state of the plugin", document["state"], console)
     _memory(document, console)
-    _collectives(document, console)
+    show_collectives(document, console)
     _runners_up(document, console)
     for warning in document["warnings"]:
         warn(warning, console)
@@ -107,20 +106,20 @@ def spec_text(spec: Sequence[Sequence[str]]) -> str:
 
 def _heading(document: Document) -> Iterator[list[Piece]]:
     chosen, devices = document["chosen"], document["devices"]
-    plural = "" if devices == 1 else "s"
+    where = document["target"] or f"{devices} device{'' if devices == 1 else 's'}"
     parameters = f": {document['parameters']:,} parameters, {format_bytes(document['bytes'])}"
-    yield [(document["model"], "bold"), f"{parameters}, on {devices} device{plural}"]
+    yield [(document["model"], "bold"), f"{parameters}, on {where}"]
     yield [("mesh: ", "dim"), (mesh_text(chosen["mesh"]), "bold"), f" ({chosen['reason']})" if chosen["reason"] else ""]
     length = "" if document["seq_length"] is None else f" of {document['seq_length']} tokens"
     examples = f"{document['global_batch_size']} examples{length}, micro-batch {chosen['micro_batch_size']}"
-    yield [("step: ", "dim"), f"{examples}, remat {chosen['remat']}"]
+    yield [("step: ", "dim"), f"{examples}, remat {chosen['remat']}, computed in {document['dtype']}"]
 
 
 def _parameters(title: str, groups: Sequence[Document], console: Console) -> None:
     heads = [title, "count", "shape/parts", "split over", "per device", "why"]
     right = [False, True, False, False, True, False]
     rows, styles = [], []
-    is_tree = console.is_terminal and _draws_signs(console)
+    is_tree = console.is_terminal and draws_signs(console)
     for line in _tree(groups) if is_tree else _paths(groups):
         group = line.group
         if group is None:
@@ -132,7 +131,7 @@ def _parameters(title: str, groups: Sequence[Document], console: Console) -> Non
             [line.label, str(group["count"]), sizes_text(group), spec_text(group["spec"]), share, group["reason"]]
         )
         styles.append(_SPLIT_STYLES[group["split"]])
-    _columns(heads, rows, right, console, styles)
+    columns(heads, rows, right, console, styles)
 
 
 def _paths(groups: Sequence[Document]) -> Iterator[_Line]:
@@ -175,50 +174,16 @@ def _memory(document: Document, console: Console) -> None:
     if limit is not None:
         rows.append(["device memory", format_bytes(limit), _bar(limit, full, console)])
     styles = [""] * len(memory) + ["bold", "dim"]
-    _columns(["memory on one device", "bytes", ""], rows, [False, True, False], console, styles)
+    columns(["memory on one device", "bytes", ""], rows, [False, True, False], console, styles)
 
 
 def _bar(size: float, full: float, console: Console) -> str:
     """A bar of `size`, as long as `_BAR` cells for `full`."""
     cells = _BAR * size / full if full else 0.0
-    if not console.is_terminal or not _draws_signs(console):
+    if not console.is_terminal or not draws_signs(console):
         return "#" * round(cells)
     eighths = max(round(8 * cells), 1 if size else 0)  # the smallest amount is still seen
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def _collectives(document: Document, console: Console) -> None:
-    compiled, predicted = document["compiled"], document["collectives"]
-    heads = ["collectives in a step", "mesh axis", "count", "bytes per device", "what"]
-    right = [False, False, True, True, False]
-    if predicted:
-        rows = [[c["kind"], c["axis"], str(c["count"]), format_bytes(c["bytes"]), c["what"]] for c in predicted]
-        rows.append(["total", "", "", format_bytes(sum(c["bytes"] for c in predicted)), ""])
-        _columns(heads, rows, right, console, [""] * len(predicted) + ["bold"])
-    elif compiled is None:
-        say(console, "collectives in a step: none")
-        say(console)
-    if compiled is None:
-        return
-    before, after = _by_kind(predicted), _by_kind(compiled["collectives"])
-    rows = [
-        [kind, axis, format_bytes(before.get((kind, axis), 0)), format_bytes(after.get((kind, axis), 0))]
-        for kind, axis in {**before, **after}
-    ]
-    rows.append(["total", "", format_bytes(sum(before.values())), format_bytes(sum(after.values()))])
-    if compiled["memory"] is not None:
-        needed = format_bytes(sum(document["memory"].values()))
-        rows.append(["memory per device", "", needed, format_bytes(compiled["memory"])])
-    title = f"compiled in {duration(compiled['seconds'])}"
-    _columns([title, "mesh axis", "predicted", "compiled"], rows, [False, False, True, True], console)
-
-
-def _by_kind(collectives: Sequence[Document]) -> dict[tuple[str, str], int]:
-    found: dict[tuple[str, str], int] = {}
-    for one in collectives:
-        key = one["kind"], one["axis"]
-        found[key] = found.get(key, 0) + one["bytes"]
-    return found
 
 
 def _runners_up(document: Document, console: Console) -> None:
@@ -238,7 +203,7 @@ def _runners_up(document: Document, console: Console) -> None:
     ]
     rows[0][0] += " (chosen)"
     styles = ["green"] + [""] * len(document["runners_up"])
-    _columns(heads, rows, [False, False, True, True, True, False], console, styles)
+    columns(heads, rows, [False, False, True, True, True, False], console, styles)
 
 
 def _verdict(document: Document) -> list[Piece]:
@@ -251,40 +216,3 @@ def _verdict(document: Document) -> list[Piece]:
         return [("fits: ", "bold green"), amounts]
     remedies = "".join(f"\n  -> {remedy}" for remedy in document["remedies"])
     return [("does not fit: ", "bold red"), f"{amounts}{remedies}"]
-
-
-def _columns(
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Sequence[bool],
-    console: Console,
-    styles: Sequence[str] | None = None,
-) -> None:
-    """Rows below their heads, and an empty line. Where a terminal has no room for the last column, it gets notes."""
-    widths = [max(len(row[place]) for row in (heads, *rows)) for place in range(len(heads))]
-    used = sum(widths[:-1]) + 2 * (len(widths) - 1)
-    room = max(console.width - used, 0) if console.is_terminal else widths[-1]
-    notes: dict[str, str] = {}
-    if min(widths[-1], _LEAST_ROOM) > room:
-        notes = {text: str(number) for number, text in enumerate(dict.fromkeys(row[-1] for row in rows if row[-1]), 1)}
-        rows = [[*row[:-1], notes.get(row[-1], "")] for row in rows]
-        widths[-1] = room = max(map(len, (heads[-1], *notes.values())))
-    for index, row in enumerate((heads, *rows)):
-        first, *more = [row[-1]] if len(row[-1]) <= room else textwrap.wrap(row[-1], room) or [""]
-        aligned = (f"{c:>{w}}" if r else f"{c:<{w}}" for c, w, r in zip((*row[:-1], first), widths, right, strict=True))
-        lines = ["  ".join(aligned).rstrip(), *(" " * used + line for line in more)]
-        style = "bold" if index == 0 else styles[index - 1] if styles else ""
-        say(console, (_cell("\n".join(lines), console), style))
-        if index == 0 and console.is_terminal:
-            say(console, (("─" if _draws_signs(console) else "-") * (used + min(widths[-1], room)), "dim"))
-    for text, number in notes.items():
-        say(console, (f"{number:>3}  {_cell(text, console)}", "dim"))
-    say(console)
-
-
-def _cell(text: str, console: Console) -> str:
-    return text if _draws_signs(console) else text.replace(TIMES, "x")
-
-
-def _draws_signs(console: Console) -> bool:
-    return console.encoding.lower().startswith("utf")

@@ -14,7 +14,8 @@ from redco_cli.console.plan import mesh_text
 from redco_cli.examples import stages_of
 from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement, place, read_loss
-from redco_cli.planning.options import Devices, Option, options
+from redco_cli.planning.devices import Devices
+from redco_cli.planning.options import Option, options
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.peers.multihost import process_allgather

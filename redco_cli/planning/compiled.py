@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from redco_cli.errors import DeviceError
 from redco_cli.placement import Placement
 from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
+from redco_cli.planning.workload import Workload
 from redco_cli.plugin.contract import Batch, Loss
 from redco_cli.plugin.state import Variables
 from redco_cli.runtime.mesh import batch_sharding, make_mesh, replicated
-from redco_cli.sharding.compiled.traffic import compiled_collectives
-from redco_cli.sharding.plan import Collective
+from redco_cli.sharding.compiled.schedule import compiled_kernels
+from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives, total_bytes
+from redco_cli.sharding.plan import Collective, Plan
 from redco_cli.training.state import TrainState, new_state
 from redco_cli.training.step import make_train_step
 
 
+@dataclass(frozen=True)
+class Way:
+    """A step that can be compiled.
+
+    Attributes:
+        workload: what runs.
+        plan: where parameters live.
+        micro_batch_size: examples that go through the model at once, on all devices together.
+        reshard_after_forward: gathered parameters are gathered again in the backward pass.
+    """
+
+    workload: Workload
+    plan: Plan
+    micro_batch_size: int
+    reshard_after_forward: bool
+
+
+def way_of(option: Option) -> Way:
+    """One of the ways that were estimated."""
+    return Way(option.workload, option.plan, option.micro_batch_size, option.reshard_after_forward)
+
+
 def compile_step(option: Option) -> Compiled:
-    """Compiles one train step of a way to run a workload, and reads off its memory and its collectives.
+    """Compiles one train step of a way to run a workload for the devices of JAX, and reads off what it became.
 
     Raises:
         DeviceError: JAX runs with fewer devices, real or simulated, than the mesh has.
     """
     workload, count = option.workload, option.plan.mesh
-    wanted = 1
-    for size in count.values():
-        wanted *= size
+    wanted = math.prod(count.values())
     if jax.device_count() < wanted:
         problem = f"{wanted} devices are wanted, and JAX runs with {jax.device_count()}"
         remedy = f"set XLA_FLAGS=--xla_force_host_platform_device_count={wanted} before JAX starts, as the command does"
         raise DeviceError("--compile", problem, remedy)
-    placement = Placement(make_mesh(count, workload.where), option.plan, option.reshard_after_forward)
+    began = time.perf_counter()
+    compiled = lower_step(way_of(option), make_mesh(count, workload.where)).compile()
+    return read_step(compiled, count, time.perf_counter() - began)
+
+
+def lower_step(way: Way, mesh: Mesh) -> jax.stages.Lowered:
+    """The train step as a program for the devices of a mesh, which need not be there."""
+    workload = way.workload
+    placement = Placement(mesh, way.plan, way.reshard_after_forward)
 
     def begin(given: Variables) -> TrainState:
         return new_state(given.params, workload.frozen, workload.optimizer, lambda _: given.state)
@@ -50,20 +84,52 @@ def compile_step(option: Option) -> Compiled:
 
     schedule = optax.constant_schedule(0.0)
     step = make_train_step(loss, workload.optimizer, schedule, 0, places.trainable, workload.update_state)
-    everywhere = replicated(placement.mesh)
-    began = time.perf_counter()
-    lowered = jax.jit(step, donate_argnums=0, out_shardings=(places, everywhere)).lower(
-        _placed(state, places), _batch(option, placement)
-    )
-    compiled = lowered.compile()
-    seconds = time.perf_counter() - began
-    analysis = compiled.memory_analysis()
-    memory = None if analysis is None else int(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes)
+    compiled = jax.jit(step, donate_argnums=0, out_shardings=(places, replicated(mesh)))
+    return compiled.lower(_placed(state, places), _batch(way, mesh))
+
+
+def read_step(compiled: jax.stages.Compiled, mesh: Mapping[str, int], seconds: float) -> Compiled:
+    """What a compiled step says of its memory and its collectives.
+
+    Args:
+        compiled: the step.
+        mesh: axis to size.
+        seconds: how long it took to compile.
+    """
+    analysis, text = compiled.memory_analysis(), compiled.as_text() or ""
+    found = compiled_collectives(text, mesh)
     moved = tuple(
         Collective(one.kind, "+".join(one.axes), one.source or one.shape, one.count, one.count * one.bytes)
-        for one in compiled_collectives(compiled, count)
+        for one in found
     )
-    return Compiled(memory, moved, seconds)
+    kernels, in_order = (
+        compiled_kernels(text),
+        "is_scheduled=true" in text.partition("\n")[0] and not _is_of_cpu(compiled),
+    )
+    return Compiled(
+        memory=None if analysis is None else int(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes),
+        collectives=moved,
+        seconds=seconds,
+        overlapped=_overlapped(found) if in_order else None,
+        host=0 if analysis is None else int(analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes),
+        attention=kernels.attention,
+        launches=kernels.launches,
+        largest=kernels.largest,
+        target=None,
+        too_large=None,
+    )
+
+
+def _is_of_cpu(compiled: jax.stages.Compiled) -> bool:
+    """What runs there has no schedule that would say what overlaps."""
+    devices = jax.tree.leaves(compiled.output_shardings)[0].device_set
+    return bool(next(iter(devices)).platform == "cpu")
+
+
+def _overlapped(found: Sequence[CompiledCollective]) -> float | None:
+    """The share of bytes that move while something is computed; None where none move."""
+    every = total_bytes(found)
+    return total_bytes(one for one in found if one.overlapped) / every if every else None
 
 
 def _placed(state: TrainState, places: Any) -> Any:
@@ -72,11 +138,11 @@ def _placed(state: TrainState, places: Any) -> Any:
     )
 
 
-def _batch(option: Option, placement: Placement) -> Any:
+def _batch(way: Way, mesh: Mesh) -> Any:
     """A global batch: [micro-batches, examples, ...]."""
-    passes = option.workload.global_batch_size // option.micro_batch_size
-    sharding = batch_sharding(placement.mesh, dim=1)
+    passes = way.workload.global_batch_size // way.micro_batch_size
+    sharding = batch_sharding(mesh, dim=1)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((passes, *leaf.shape), jnp.dtype(leaf.dtype), sharding=sharding),
-        option.workload.batch(option.micro_batch_size),
+        way.workload.batch(way.micro_batch_size),
     )

@@ -11,13 +11,16 @@ from typing import Any
 
 import jax
 
+from redco_cli.chips.target import Target, chip_of, parse_target, targeting
 from redco_cli.console.numbers import format_bytes
-from redco_cli.errors import DeviceError
+from redco_cli.errors import DeviceError, UsageError
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.compiled import compile_step
-from redco_cli.planning.options import Devices, Option, options
+from redco_cli.planning.devices import Devices
+from redco_cli.planning.options import Option, options
 from redco_cli.planning.picture.svg import write_picture
 from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
+from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.decide.follow import followers
 from redco_cli.sharding.decide.guards import checked_sizes
@@ -28,7 +31,7 @@ RUNNERS_UP = 3
 
 
 def inspect(
-    target: str,
+    model: str,
     *,
     devices: int | None = None,
     hosts: int | None = None,
@@ -36,39 +39,45 @@ def inspect(
     device_memory: int | None = None,
     batch_size: int | None = None,
     seq_length: int | None = None,
+    dtype: str | None = None,
+    target: str | None = None,
     compile_it: bool = False,
 ) -> Report:
     """Plans a train step. Nothing is allocated, and no device is needed.
 
     Args:
-        target: a recipe, a run, a directory with a model's config, the config itself, a preset, or a hub id.
+        model: a recipe, a run, a directory with a model's config, the config itself, a preset, or a hub id.
         devices: how many; default: those of the mesh, or of this machine.
         hosts: how many; default: one for eight devices.
         mesh: sizes of the axes; default: the recipe's, or the best.
         device_memory: bytes of one device; default: what the devices of this machine say.
         batch_size: examples in a step; default: the recipe's, or 64.
         seq_length: tokens in an example of a model.
-        compile_it: also compile the step.
+        dtype: in which a model computes; default: bfloat16, over parameters in float32. A recipe has its own.
+        target: devices that need not be there, such as `h100:8`; instead of `devices`, `hosts` and `device_memory`.
+        compile_it: also compile the step; without a target, for simulated devices of a CPU.
 
     Raises:
         RedcoError: there is no such model, or the mesh does not fit it or the devices.
     """
-    workload = find_workload(target, batch_size=batch_size, seq_length=seq_length)
-    sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", "--mesh"))
-    wanted = None if sizes is None else math.prod(sizes.values())
-    count = devices or wanted or jax.device_count()
-    if sizes is not None and wanted != count:
-        asked = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
+    chips = None if target is None else parse_target(target, "--target")
+    with targeting(chips):
+        workload = find_workload(model, batch_size=batch_size, seq_length=seq_length, dtype=dtype)
+        sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", "--mesh"))
         place = "--mesh" if mesh is not None else workload.where("mesh")
-        raise DeviceError(place, f"{asked} takes {wanted} devices, but there are {count}", "change one of them")
-    hosts = _hosts(count) if hosts is None else hosts
-    if count % hosts:
-        problem = f"{count} devices cannot be shared evenly by {hosts} hosts"
-        raise DeviceError("--hosts", problem, f"take a divisor of {count}")
-    machine = Devices(count, hosts, device_memory or memory_of_a_device(), compile_it)
-    ways, _ = options(workload, machine, sizes)
-    best = ways[0]
-    fits = best.fits(machine.memory)
+        if chips is None:
+            machine = _machine(devices, hosts, device_memory, sizes, place, compile_it)
+        else:
+            machine = _targeted(chips, devices, hosts, device_memory)
+        _check_count(sizes, machine.count, place)
+        ways, _ = options(workload, machine, sizes)
+        best = ways[0]
+        fits = best.fits(machine.memory)
+        remedies = () if fits else _remedies(workload, best, machine)
+    compiled = None
+    if compile_it:
+        asked = {"model": model, "batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
+        compiled = compile_step(best) if chips is None else compile_for(chips, best, asked)
     return build_report(
         best.plan,
         model=workload.name,
@@ -76,16 +85,53 @@ def inspect(
         memory=_memory(best.memory),
         global_batch_size=workload.global_batch_size,
         seq_length=workload.seq_length,
+        dtype=workload.dtype,
+        target=None if chips is None else str(chips),
         device_memory=machine.memory,
         runners_up=[_choice(way, _compared(way, best, machine)) for way in ways[1 : RUNNERS_UP + 1]],
-        remedies=() if fits else _remedies(workload, best, machine),
-        compiled=compile_step(best) if compile_it else None,
+        remedies=remedies,
+        compiled=compiled,
         state=followers(best.workload.abstract.state, best.plan, best.workload.abstract.params),
     )
 
 
+def _machine(
+    devices: int | None,
+    hosts: int | None,
+    memory: int | None,
+    sizes: Mapping[str, int] | None,
+    place: str,
+    compile_it: bool,
+) -> Devices:
+    """Devices of an unknown kind, or those of this machine."""
+    wanted = None if sizes is None else math.prod(sizes.values())
+    count = devices or wanted or jax.device_count()
+    _check_count(sizes, count, place)
+    hosts = _hosts(count) if hosts is None else hosts
+    if count % hosts:
+        problem = f"{count} devices cannot be shared evenly by {hosts} hosts"
+        raise DeviceError("--hosts", problem, f"take a divisor of {count}")
+    return Devices(count, hosts, memory or memory_of_a_device(), compile_it, chip_of(jax.devices()[0].device_kind))
+
+
+def _targeted(target: Target, devices: int | None, hosts: int | None, memory: int | None) -> Devices:
+    """The devices of a target, which says all of them itself."""
+    for option, given in (("--devices", devices), ("--hosts", hosts)):
+        if given is not None:
+            raise UsageError(option, f"{given} given beside --target {target}, which says it already", "leave it out")
+    return Devices(target.devices, target.groups, memory or target.chip.usable, chip=target.chip)
+
+
+def _check_count(sizes: Mapping[str, int] | None, count: int, place: str) -> None:
+    """Refuses a mesh of another number of devices than there are."""
+    if sizes is not None and math.prod(sizes.values()) != count:
+        asked = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "data 1"
+        problem = f"{asked} takes {math.prod(sizes.values())} devices, but there are {count}"
+        raise DeviceError(place, problem, "change one of them")
+
+
 def inspect_sharding(
-    target: str,
+    model: str,
     *,
     devices: int | None = None,
     hosts: int | None = None,
@@ -93,20 +139,24 @@ def inspect_sharding(
     device_memory: int | None = None,
     batch_size: int | None = None,
     seq_length: int | None = None,
+    dtype: str | None = None,
+    target: str | None = None,
     compile_it: bool = False,
     svg: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """How a model or a recipe would be split over devices, and whether it fits; see `inspect`.
 
     Args:
-        target: a recipe, a run, a directory with a model's config, the config itself, a preset, or a hub id.
+        model: a recipe, a run, a directory with a model's config, the config itself, a preset, or a hub id.
         devices: how many.
         hosts: machines that hold them.
         mesh: sizes of the axes `data`, `fsdp` and `tensor`; default: the best.
         device_memory: bytes of one device.
         batch_size: examples in a step.
         seq_length: tokens in an example of a model.
-        compile_it: also compile the step; JAX must run with that many devices.
+        dtype: in which a model computes; default: bfloat16, over parameters in float32.
+        target: devices that need not be there, such as `h100:8` or `v6e:16x16`.
+        compile_it: also compile the step; without a target, JAX must run with that many devices.
         svg: a file for a picture.
 
     Returns:
@@ -116,13 +166,15 @@ def inspect_sharding(
         RedcoError: with place, problem and remedy.
     """
     report = inspect(
-        target,
+        model,
         devices=devices,
         hosts=hosts,
         mesh=mesh,
         device_memory=device_memory,
         batch_size=batch_size,
         seq_length=seq_length,
+        dtype=dtype,
+        target=target,
         compile_it=compile_it,
     )
     if svg is not None:

@@ -19,6 +19,7 @@ import jax
 
 from redco_cli.errors import DeviceError, ModelError
 from redco_cli.placement import read_program
+from redco_cli.planning.devices import Devices
 from redco_cli.planning.workload import Workload
 from redco_cli.plugin.state import Variables
 from redco_cli.sharding.batch_shards import batch_sharded
@@ -30,29 +31,8 @@ from redco_cli.sharding.predict.memory import StepConfig, StepMemory, TracedLoss
 from redco_cli.sharding.program.reading import Reading
 from redco_cli.training.state import merge, partition
 
-FLOPS = 150e12
-"""Of one device, as an A100 or a TPU v4 reaches in bfloat16 training."""
-FAST_LINK, SLOW_LINK = 200e9, 25e9
-"""Bytes per second of one device within a host (NVLink, ICI) and between hosts (a 200 Gbit/s network)."""
 UNITS_WITHOUT_TOKENS = 256
 """What an example without tokens counts as, such as the patches of an image."""
-
-
-@dataclass(frozen=True)
-class Devices:
-    """What a workload is to run on.
-
-    Attributes:
-        count: of all hosts.
-        hosts: their number.
-        memory: bytes of one device; None when it is not known.
-        eager: whether it computes everything as soon as it can, as a CPU does.
-    """
-
-    count: int
-    hosts: int
-    memory: int | None
-    eager: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,8 +113,10 @@ class Planner:
         recomputed = 4 / 3 if self.workload.remat == "full" else 1.0
         units = self.workload.global_batch_size * (self.workload.seq_length or UNITS_WITHOUT_TOKENS)
         parameters = sum(math.prod(row.shape) for row in plan.rows)
-        compute = 6 * parameters * units * recomputed / (self._devices.count * FLOPS)
-        seconds = compute + slow / SLOW_LINK + fast / FAST_LINK
+        compute = 6 * parameters * units * recomputed
+        fast_link, slow_link = self._devices.links
+        seconds = compute / (self._devices.count * self._devices.flops(self.workload.dtype))
+        seconds += slow / slow_link + fast / fast_link
         measured = replace(plan, collectives=moved)
         return Option(self.workload, measured, micro_batch_size, reshard_after_forward, memory, slow, fast, seconds)
 

@@ -15,13 +15,15 @@ from typing import Any, Literal
 import jax
 
 from redco_cli.batch_sizes import inference_batch_size, micro_batch_size
+from redco_cli.chips.target import current_platform
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError, RedcoError
 from redco_cli.exporting.export import SETS_AT_ONCE
 from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement
 from redco_cli.planning.choice import memory_of_a_device
-from redco_cli.planning.options import Devices, Option, Planner
+from redco_cli.planning.devices import Devices
+from redco_cli.planning.options import Option, Planner
 from redco_cli.planning.parameter_groups import group_parameters
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import data_shards
@@ -137,7 +139,7 @@ def _option(job: Job, plan: Plan, *, reshard_after_forward: bool, micro: int | N
     """A job on a mesh, with its memory by plan."""
     workload = replace(job_workload(job), recomputing=None)
     size = micro or micro_batch_size(job.recipe)
-    eager = jax.default_backend() == "cpu"
+    eager = current_platform() == "cpu"
     devices = Devices(math.prod(plan.mesh.values()), jax.process_count(), None, eager)
     return Planner(workload, devices, size).option(plan, size, reshard_after_forward=reshard_after_forward)
 

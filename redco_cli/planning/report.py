@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from redco_cli.planning.parameter_groups import ParameterGroup, group_parameters
+from redco_cli.sharding.compiled.schedule import Written
 from redco_cli.sharding.plan import Collective, Plan, Row
 
 
@@ -73,11 +74,26 @@ class Compiled:
         memory: bytes on one device; None when the compiler does not say.
         collectives: what the compiled step moves.
         seconds: how long it took to compile.
+        overlapped: share of the bytes of its collectives that move while a matrix product or attention runs; None where
+            the compiler leaves that order open, as for a CPU.
+        host: bytes on the host that belong to one device, such as activations that were offloaded.
+        attention: the kernels that compute it; empty where it is made of products.
+        launches: how many kernels a step starts.
+        largest: arrays that it writes, largest first.
+        target: the devices that it was compiled for; None for simulated ones of a CPU.
+        too_large: what the compiler says where its memory does not suffice; nothing else is known then.
     """
 
     memory: int | None
     collectives: tuple[Collective, ...]
     seconds: float
+    overlapped: float | None
+    host: int
+    attention: tuple[str, ...]
+    launches: int
+    largest: tuple[Written, ...]
+    target: str | None
+    too_large: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +109,8 @@ class Report:
         runners_up: the next best ways, best first.
         global_batch_size: examples in a step.
         seq_length: tokens in an example; None where examples are no tokens.
+        dtype: in which it computes.
+        target: the devices that it is planned for, where they are named.
         groups: of parameters, in the order of the tree.
         state: likewise of the arrays that `init_state` of the plugin made.
         memory: bytes on one device by kind.
@@ -112,6 +130,8 @@ class Report:
     runners_up: tuple[Choice, ...]
     global_batch_size: int
     seq_length: int | None
+    dtype: str
+    target: str | None
     groups: tuple[ParameterGroup, ...]
     state: tuple[ParameterGroup, ...]
     memory: Memory
@@ -131,6 +151,8 @@ def build_report(
     memory: Memory,
     global_batch_size: int,
     seq_length: int | None,
+    dtype: str = "float32",
+    target: str | None = None,
     device_memory: int | None = None,
     runners_up: Sequence[Choice] = (),
     remedies: Sequence[str] = (),
@@ -147,6 +169,8 @@ def build_report(
         memory: bytes on one device by kind.
         global_batch_size: examples in a step.
         seq_length: tokens in an example; None where examples are no tokens.
+        dtype: in which it computes.
+        target: the devices that it is planned for, where they are named.
         device_memory: bytes of one device, if known.
         runners_up: the next best ways, best first.
         remedies: what to change so that it fits.
@@ -163,6 +187,8 @@ def build_report(
         runners_up=tuple(runners_up),
         global_batch_size=global_batch_size,
         seq_length=seq_length,
+        dtype=dtype,
+        target=target,
         groups=group_parameters(plan.rows, plan.mesh, stacked),
         state=group_parameters(state, plan.mesh),
         memory=memory,
@@ -184,7 +210,7 @@ def as_json(report: Report) -> dict[str, Any]:
 def report_schema() -> dict[str, Any]:
     """The JSON Schema of `as_json`, each property described by the docstring of its class."""
     schema = TypeAdapter(Report).json_schema(mode="serialization")
-    for kind in (Report, Choice, Compiled, ParameterGroup, Memory, Collective):
+    for kind in (Report, Choice, Compiled, ParameterGroup, Memory, Collective, Written):
         part = schema if kind is Report else schema["$defs"][kind.__name__]
         summary, _, attributes = (kind.__doc__ or "").partition("Attributes:")
         part["description"] = " ".join(summary.split())

@@ -34,6 +34,8 @@ from redco_cli.training.timeline import make_timeline
 
 Remat = Literal["none", "dots", "full", "offload"]
 DEFAULT_SEQ_LENGTH = 1024
+DEFAULT_DTYPE = "bfloat16"
+"""What a model that is named without a recipe computes in, as most are trained; its parameters are float32."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Workload:
         mesh: sizes of the axes; None where they may be chosen.
         override: what comes before the sharding rules.
         remat: what the loss recomputes in the backward pass.
+        dtype: in which it computes.
         recomputing: the same workload with `full` remat; None where remat is decided or the model has none.
         where: dotted recipe key to its place.
         whole_batch: a batch must not be cut: the loss sees it as a whole.
@@ -72,30 +75,33 @@ class Workload:
     mesh: Mapping[str, int] | None
     override: tuple[Override, ...]
     remat: Remat
+    dtype: str
     recomputing: Callable[[], Workload] | None
     where: Callable[[str], str]
     whole_batch: bool = False
 
 
-def find_workload(target: str, *, batch_size: int | None, seq_length: int | None) -> Workload:
-    """What `redco inspect-sharding TARGET` is about.
+def find_workload(model: str, *, batch_size: int | None, seq_length: int | None, dtype: str | None = None) -> Workload:
+    """What `redco inspect-sharding MODEL` is about.
 
     Args:
-        target: a recipe, a run, a directory or file with a model's config, the config itself, a preset, or a hub id.
+        model: a recipe, a run, a directory or file with a model's config, the config itself, a preset, or a hub id.
         batch_size: examples in a step; default: the recipe's, or 64 for a model.
         seq_length: tokens in an example, for a model; default: the preset's, or what the model has positions for.
+        dtype: in which a model computes, over parameters in float32; default: `DEFAULT_DTYPE`. A recipe has its own.
 
     Raises:
         RedcoError: there is no such thing, or it cannot be used.
     """
-    run = Path(target) / RESOLVED_NAME
-    if target.endswith((".yaml", ".yml")) or target in shipped_recipes() or os.path.isfile(run):
+    run = Path(model) / RESOLVED_NAME
+    if model.endswith((".yaml", ".yml")) or model in shipped_recipes() or os.path.isfile(run):
         if seq_length is not None:
             remedy = "leave it out, and change data.max_length in the recipe"
-            raise UsageError("--seq-length", f"{target} is a recipe, whose data decide how long examples are", remedy)
-        changes = () if batch_size is None else (f"train.global_batch_size={batch_size}",)
-        return recipe_workload(str(run) if os.path.isfile(run) else target, changes)
-    return _model_workload(target, batch_size or 64, seq_length)
+            raise UsageError("--seq-length", f"{model} is a recipe, whose data decide how long examples are", remedy)
+        changes = [] if batch_size is None else [f"train.global_batch_size={batch_size}"]
+        changes += [] if dtype is None else [f"model.dtype={dtype}"]
+        return recipe_workload(str(run) if os.path.isfile(run) else model, changes)
+    return _model_workload(model, batch_size or 64, seq_length, dtype or DEFAULT_DTYPE)
 
 
 def recipe_workload(recipe: str, changes: Sequence[str] = ()) -> Workload:
@@ -141,6 +147,7 @@ def job_workload(job: Job) -> Workload:
         mesh=None if section.mesh == "auto" else section.mesh.model_dump(),
         override=overrides(section),
         remat="none" if section.train.remat == "auto" else section.train.remat,
+        dtype=section.model.dtype,
         recomputing=recomputing if section.train.remat == "auto" else None,
         where=job.where,
         whole_batch=job.plugin.whole_batch,
@@ -155,9 +162,9 @@ def _fixed_micro_batch(job: Job) -> int | None:
     return None if train.micro_batch_size == "auto" else train.micro_batch_size
 
 
-def _model_workload(target: str, batch_size: int, seq_length: int | None) -> Workload:
+def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype: str) -> Workload:
     known = None if _is_directory(target) else preset(target)
-    section = _section(target)
+    section = _section(target).model_copy(update={"dtype": dtype})
     place = " ".join(target.split())[:60]
 
     def where(key: str) -> str:
@@ -183,6 +190,7 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None) -> Wor
             mesh=None,
             override=(),
             remat=remat,
+            dtype=dtype,
             recomputing=(lambda: with_remat("full")) if remat == "none" else None,
             where=where,
         )

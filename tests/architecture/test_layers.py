@@ -16,6 +16,7 @@ ROWS = [
     {"adapters"},
     {"models"},
     {"plugin", "data", "runtime", "console"},
+    {"chips"},
     {"recipe"},
     {"sharding"},
     {"errors", "version", "row_notes"},

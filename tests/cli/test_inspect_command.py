@@ -134,7 +134,7 @@ def test_text_says_whether_it_fits() -> None:
     lines = done("tiny", *SMALL, "--mesh", "fsdp=4,tensor=2", "--device-memory", "16MiB").splitlines()
     assert lines[0] == "tiny: 116,032 parameters, 453 KiB, on 8 devices"
     assert lines[1].startswith("mesh: data=1,fsdp=4,tensor=2 (as given; in a step a device moves 0 B between hosts, ")
-    assert lines[2] == "step: 16 examples of 32 tokens, micro-batch 16, remat none"
+    assert lines[2] == "step: 16 examples of 32 tokens, micro-batch 16, remat none, computed in bfloat16"
     assert re.fullmatch(r"fits: [\d.]+ (K|M)iB of 16 MiB per device", lines[-1])
     text = done("tiny", *SMALL, "--device-memory", "1KiB")
     assert re.search(r"^does not fit: [\d.]+ KiB of 1 KiB per device\n  -> ", text, re.MULTILINE)

@@ -9,6 +9,7 @@ import pytest
 from redco_cli.console import open_console
 from redco_cli.console.plan import mesh_text, show_plan, sizes_text, spec_text
 from redco_cli.planning.report import Choice, Memory, as_json
+from redco_cli.sharding.compiled.schedule import Written
 from tests.planning.plans import COMPILED, MESH, RUNNERS_UP, GiB, gpt2_rows, report_of, row, stacked_rows
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -54,7 +55,7 @@ def small(**changes):
 HEADING = """\
 tiny: 1,336 parameters, 5.22 KiB, on 8 devices
 mesh: data=1,fsdp=4,tensor=2 (least traffic)
-step: 64 examples of 16 tokens, micro-batch 4, remat none
+step: 64 examples of 16 tokens, micro-batch 4, remat none, computed in float32
 
 parameters           count  shape/parts  split over      per device  why
 h/{0..1}/fc/kernel       2  8/4 * 32/2   [fsdp, tensor]       256 B  columns: makes 32 features
@@ -145,9 +146,32 @@ def test_one_device_and_examples_without_tokens():
     assert text.splitlines()[:3] == [
         "gpt2-medium: 1 parameters, 4 B, on 1 device",
         "mesh: data=1,fsdp=1,tensor=1",
-        "step: 64 examples, micro-batch 4, remat none",
+        "step: 64 examples, micro-batch 4, remat none, computed in float32",
     ]
     assert re.search(r"^w +1  one number +\[\] +4 B  one$", text, re.MULTILINE)
+
+
+def test_what_was_compiled_for_a_target_has_its_kernels():
+    arrays = (Written("bf16[32,4096]", 2**20, 4, "jit(step)/mlp"),)
+    compiled = dataclasses.replace(
+        COMPILED, target="h100:8", overlapped=0.64, attention=("__cudnn$fmha",), launches=8362, largest=arrays
+    )
+    text = plain(report_of(gpt2_rows(), compiled=compiled))
+    assert "compiled for h100:8 in 7.2s  mesh axis  predicted  compiled\n" in text
+    assert (
+        """\
+overlap: 64% of the bytes move while matrix products or attention run
+kernels: 8,362 launches in a step; attention: __cudnn$fmha
+
+largest arrays written  bytes  times  where
+bf16[32,4096]           1 MiB      4  jit(step)/mlp
+"""
+        in text
+    )
+    refused = dataclasses.replace(COMPILED, target="v6e:2x4", too_large="Used 45.30G of 31.25G hbm.")
+    text = plain(report_of(gpt2_rows(), compiled=refused))
+    assert "compiled for v6e:2x4: does not fit\nUsed 45.30G of 31.25G hbm.\n" in text
+    assert "overlap" not in text
 
 
 def test_stacked_layers_are_named():

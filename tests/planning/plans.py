@@ -118,4 +118,11 @@ COMPILED = Compiled(
         Collective("all-reduce", "fsdp", "", 2, 64),
     ),
     7.25,
+    overlapped=None,
+    host=0,
+    attention=(),
+    launches=0,
+    largest=(),
+    target=None,
+    too_large=None,
 )

@@ -12,7 +12,8 @@ from redco_cli.errors import RedcoError
 from redco_cli.job import Job, prepare
 from redco_cli.planning import choice
 from redco_cli.planning.choice import choose_placement
-from redco_cli.planning.options import Devices, options
+from redco_cli.planning.devices import Devices
+from redco_cli.planning.options import options
 from redco_cli.planning.workload import job_workload
 from redco_cli.recipe.load import load_recipe
 from redco_cli.recipe.shipped import shipped_plugins

@@ -8,8 +8,9 @@ import pytest
 
 from redco_cli.errors import RedcoError
 from redco_cli.planning.compiled import compile_step
+from redco_cli.planning.devices import Devices
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.options import Devices, options
+from redco_cli.planning.options import options
 from redco_cli.planning.workload import find_workload
 from tests.projects import LLAMA
 
@@ -48,7 +49,7 @@ def test_what_is_predicted_is_what_is_compiled(config, mesh, monkeypatch: pytest
     monkeypatch.setattr(
         jax.stages.Compiled, "memory_analysis", lambda self: analyses.append(analysis(self)) or analyses[-1]
     )
-    workload = find_workload(json.dumps(config), batch_size=16, seq_length=32)
+    workload = find_workload(json.dumps(config), batch_size=16, seq_length=32, dtype="float32")
     ways, _ = options(workload, Devices(8, 1, None, eager=True), mesh)
     way = ways[0]
     compiled = compile_step(way)

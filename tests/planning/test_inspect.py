@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from redco_cli.errors import RedcoError
+from redco_cli.planning.devices import Devices
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.options import Devices, options
+from redco_cli.planning.options import options
 from redco_cli.planning.workload import find_workload
 from tests.projects import LLAMA
 

@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from redco_cli.errors import DeviceError
-from redco_cli.planning.options import FAST_LINK, SLOW_LINK, Devices, meshes, options
+from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, Devices
+from redco_cli.planning.options import meshes, options
 from redco_cli.planning.workload import Workload, find_workload
 from tests.projects import LLAMA
 
@@ -17,7 +18,7 @@ TINY = json.dumps(LLAMA)
 
 @pytest.fixture(scope="module")
 def tiny() -> Workload:
-    return find_workload(TINY, batch_size=16, seq_length=24)
+    return find_workload(TINY, batch_size=16, seq_length=24, dtype="float32")
 
 
 SLOWLY = pytest.mark.slow

@@ -318,7 +318,7 @@ def test_the_document_says_what_the_report_does():
 def test_everything_in_the_schema_is_described():
     schema = report_schema()
     parts = {"Report": schema, **schema["$defs"]}
-    assert set(parts) == {"Report", "Choice", "Compiled", "ParameterGroup", "Memory", "Collective"}
+    assert set(parts) == {"Report", "Choice", "Compiled", "ParameterGroup", "Memory", "Collective", "Written"}
     bare = [
         f"{name}.{key}"
         for name, part in parts.items()

@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from redco_cli.errors import RedcoError
-from redco_cli.planning.options import Devices, options
+from redco_cli.planning.devices import Devices
+from redco_cli.planning.options import options
 from redco_cli.planning.workload import find_workload, recipe_workload
 from redco_cli.recipe.shipped import shipped_recipes
 

@@ -8,10 +8,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
+from redco_cli.chips.target import current_platform
 from redco_cli.errors import ModelError
 from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
 from redco_cli.models.decoder.attention import Kernel
@@ -300,4 +300,4 @@ def build_decoder(
 def _cudnn_can(config: DecoderConfig, dtype: str) -> bool:
     """Whether JAX's fused attention runs here: in 16 bits, and with heads that every NVIDIA GPU since Ampere takes."""
     half = dtype in ("bfloat16", "float16")
-    return jax.default_backend() == "gpu" and half and config.head_dim % 8 == 0 and config.head_dim <= _WIDEST_HEAD
+    return current_platform() == "gpu" and half and config.head_dim % 8 == 0 and config.head_dim <= _WIDEST_HEAD

@@ -11,8 +11,9 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
+from redco_cli.console.columns import TIMES
 from redco_cli.console.numbers import format_bytes
-from redco_cli.console.plan import TIMES, sizes_text, spec_text
+from redco_cli.console.plan import sizes_text, spec_text
 from redco_cli.planning.parameter_groups import ParameterGroup
 from redco_cli.planning.picture.blocks import Block
 from redco_cli.sharding.plan import FSDP, TENSOR

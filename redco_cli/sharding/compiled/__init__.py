@@ -32,5 +32,5 @@ The gradients are all-reduced over `fsdp` here, where a GPU or TPU reduce-scatte
 CPU, so compare like with like.
 
 Start at `traffic` (collectives of a program, loops counted), then `hlo` (its text as instructions, with trip counts of
-loops), `memory` (what a compiled step says of its memory).
+loops), `memory` (what a compiled step says of its memory), `schedule` (kernels, and what runs while bytes move).
 """

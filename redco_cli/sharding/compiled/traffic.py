@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from redco_cli.sharding.compiled.hlo import HloModule, Instruction, parse, result_type, size_in_bytes, trip_count
+from redco_cli.sharding.compiled.schedule import SCATTERED, is_overlapped
 
 _KINDS = (
     "all-reduce",
@@ -37,6 +38,7 @@ class CompiledCollective:
         count: how often it runs when the program runs once.
         trip_count_known: False when it stands in a loop whose trip count is not in the text: such a loop counts once.
         source: where in the program it comes from, the `op_name` that JAX recorded.
+        overlapped: a matrix product or attention runs while it moves its bytes.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class CompiledCollective:
     count: int
     trip_count_known: bool
     source: str
+    overlapped: bool = False
 
 
 def compiled_collectives(compiled: Any, mesh: Mapping[str, int] | None = None) -> tuple[CompiledCollective, ...]:
@@ -97,10 +100,23 @@ class _Repeats:
 def _of_computation(
     module: HloModule, name: str, repeats: _Repeats, mesh: dict[str, int]
 ) -> Iterator[CompiledCollective]:
-    for instruction in module.computations[name].values():
+    computation = module.computations[name]
+    for instruction in computation.values():
         kind = instruction.opcode.removesuffix("-start")
         if kind in _KINDS:
-            yield from _one(module, instruction, kind, repeats, mesh)
+            overlapped = is_overlapped(module, computation, instruction)
+            yield from _one(module, instruction, kind, repeats, mesh, overlapped=overlapped)
+        elif instruction.opcode == "fusion" and instruction.called()[0].startswith(SCATTERED):
+            shape = _without_layout(instruction.type)
+            for moved in _of_computation(module, instruction.called()[0], repeats, mesh):
+                yield replace(moved, kind="reduce-scatter", shape=shape, bytes=size_in_bytes(shape))
+        elif instruction.name.startswith("async-collective-start"):
+            overlapped = is_overlapped(module, computation, instruction)
+            for called in instruction.called():
+                for moved in _of_computation(module, called, repeats, mesh):
+                    yield replace(moved, overlapped=overlapped)
+        elif instruction.name.startswith("async-collective-done"):
+            continue
         elif instruction.opcode == "while":
             number = trip_count(module, instruction, name)
             condition = None if number is None else number + 1
@@ -115,7 +131,13 @@ def _of_computation(
 
 
 def _one(
-    module: HloModule, instruction: Instruction, kind: str, repeats: _Repeats, mesh: dict[str, int]
+    module: HloModule,
+    instruction: Instruction,
+    kind: str,
+    repeats: _Repeats,
+    mesh: dict[str, int],
+    *,
+    overlapped: bool,
 ) -> Iterator[CompiledCollective]:
     groups = _groups(instruction.attributes, module.devices)
     if all(len(group) == 1 for group in groups):
@@ -124,12 +146,17 @@ def _one(
     yield CompiledCollective(
         kind=kind,
         axes=_axes(groups, mesh),
-        shape=re.sub(r"\{[^}]*\}", "", shape),
+        shape=_without_layout(shape),
         bytes=size_in_bytes(shape),
         count=repeats.times,
         trip_count_known=repeats.trip_count_known,
         source=instruction.source,
+        overlapped=overlapped,
     )
+
+
+def _without_layout(shape: str) -> str:
+    return re.sub(r"\{[^}]*\}", "", shape)
 
 
 def _axes(groups: list[list[int]], mesh: dict[str, int]) -> tuple[str, ...]:

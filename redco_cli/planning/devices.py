@@ -1,0 +1,47 @@
+"""The devices that a workload is planned for, and what they reach of what their kind could."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redco_cli.chips.table import Chip
+
+FLOPS = 150e12
+"""Of one device of an unknown kind, as an A100 or a TPU v4 reaches in bfloat16 training."""
+FAST_LINK, SLOW_LINK = 200e9, 25e9
+"""Bytes per second of one device within a host (NVLink, ICI) and between hosts (a 200 Gbit/s network)."""
+REACHED, REACHED_LINK = 0.5, 0.7
+"""Of the peaks of a known chip, what training reaches: guesses by which ways are ranked."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """What a workload is to run on.
+
+    Attributes:
+        count: of all hosts.
+        hosts: their number.
+        memory: bytes of one device; None when it is not known.
+        eager: whether it computes everything as soon as it can, as a CPU does.
+        chip: its kind, where that is known.
+    """
+
+    count: int
+    hosts: int
+    memory: int | None
+    eager: bool = False
+    chip: Chip | None = None
+
+    def flops(self, dtype: str) -> float:
+        """Operations a second that one device reaches."""
+        if self.chip is None:
+            return FLOPS
+        return REACHED * self.chip.flops.get(dtype, self.chip.flops["bfloat16"])
+
+    @property
+    def links(self) -> tuple[float, float]:
+        """Bytes a second of one device within its host or slice, and beyond."""
+        if self.chip is None:
+            return FAST_LINK, SLOW_LINK
+        ways = 2 if self.chip.torus else 1  # a ring along a dim of a torus goes both ways round
+        return REACHED_LINK * ways * self.chip.link, REACHED_LINK * self.chip.network

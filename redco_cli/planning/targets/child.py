@@ -1,0 +1,145 @@
+"""The process that compiles for a target: a request comes in on its standard input, JSON lines go out.
+
+{"stage": "tracing"}                        what it does from now on
+{"compiled": {...}}                         how it ended: what the compiler says,
+{"too_large": {"needed": 48.., ...}}        that its memory does not suffice,
+{"problems": [[where, problem, remedy]]}    or what else is wrong
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from redco_cli.chips.target import Target, parse_target, targeting
+from redco_cli.errors import RedcoError
+from redco_cli.planning.compiled import Way, lower_step, read_step
+from redco_cli.planning.devices import Devices
+from redco_cli.planning.options import Planner
+from redco_cli.planning.report import Compiled
+from redco_cli.planning.targets.deviceless import target_mesh
+from redco_cli.planning.workload import find_workload
+from redco_cli.runtime.cache import cache_directory
+
+_NEEDED = re.compile(r"Used (?P<used>[\d.]+)(?P<unit>[KMGT]) of (?P<limit>[\d.]+)(?P<of>[KMGT])")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to compile.
+
+    Attributes:
+        target: as it is typed.
+        workload: arguments of `find_workload`.
+        remat: whether everything is recomputed where the workload leaves that open.
+        mesh: axis to size.
+        micro_batch_size: examples that go through the model at once.
+        reshard_after_forward: gathered parameters are gathered again in the backward pass.
+        options: of XLA's compiler.
+    """
+
+    target: str
+    workload: Mapping[str, Any]
+    remat: bool
+    mesh: Mapping[str, int]
+    micro_batch_size: int
+    reshard_after_forward: bool
+    options: Mapping[str, Any]
+
+
+def serve() -> None:
+    """Reads one request, and answers it. Whatever a library prints goes to standard error."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(**message: Any) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    try:
+        request = Request(**json.load(sys.stdin))
+        say(**answer(request, lambda stage: say(stage=stage)))
+    except RedcoError as error:
+        say(problems=[[one.where, one.problem, one.remedy] for one in error.problems])
+
+
+def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
+    """How a request ends.
+
+    Args:
+        request: what to compile.
+        tell: takes what is being done from now on.
+
+    Raises:
+        RedcoError: there is no such model, or no such devices.
+    """
+    target = parse_target(request.target, "--target")
+    with targeting(target):
+        tell(f"tracing the step for {target}")
+        workload = find_workload(**request.workload)
+        if request.remat and workload.recomputing is not None:
+            workload = workload.recomputing()
+        planner = Planner(workload, Devices(target.devices, target.groups, None), request.micro_batch_size)
+        way = Way(workload, planner.plan(request.mesh), request.micro_batch_size, request.reshard_after_forward)
+        lowered = lower_step(way, target_mesh(target, request.mesh))
+    known = cache_directory().parent / "targets" / f"{_key(lowered, target, request)}.json"
+    if known.is_file():
+        found: dict[str, Any] = json.loads(known.read_text())
+        return found
+    tell(f"compiling the step for {target}")
+    found = _compiled(lowered, request)
+    known.parent.mkdir(parents=True, exist_ok=True)
+    part = known.with_suffix(f".{os.getpid()}")
+    part.write_text(json.dumps(found))
+    part.replace(known)
+    return found
+
+
+def _compiled(lowered: jax.stages.Lowered, request: Request) -> dict[str, Any]:
+    began = time.perf_counter()
+    try:
+        compiled = lowered.compile(compiler_options=dict(request.options) or None)
+    except jax.errors.JaxRuntimeError as error:
+        too_large = _too_large(str(error))
+        if too_large is None:
+            raise
+        return {"too_large": too_large}
+    found: Compiled = read_step(compiled, request.mesh, time.perf_counter() - began)
+    return {"compiled": dataclasses.asdict(found)}
+
+
+def _too_large(said: str) -> dict[str, Any] | None:
+    """What a compiler says of a program that its device cannot hold."""
+    if "RESOURCE_EXHAUSTED" not in said:
+        return None
+    match = _NEEDED.search(said)
+    if match is None:
+        return {"needed": None, "limit": None, "said": said.splitlines()[0]}
+    needed, limit = (float(match[one]) * _UNITS[match[unit]] for one, unit in (("used", "unit"), ("limit", "of")))
+    return {"needed": int(needed), "limit": int(limit), "said": said.splitlines()[0]}
+
+
+def _key(lowered: jax.stages.Lowered, target: Target, request: Request) -> str:
+    """Of everything that decides what the compiler makes."""
+    versions = [_version(name) for name in _COMPILERS]
+    parts = [lowered.as_text(), repr(target), json.dumps(request.options, sort_keys=True), str(versions)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

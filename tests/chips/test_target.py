@@ -1,0 +1,89 @@
+"""Devices as they are typed, and programs that are built for them on a machine that has none."""
+
+import json
+
+import jax
+import pytest
+
+from redco_cli.chips.table import CHIPS
+from redco_cli.chips.target import chip_of, current_platform, parse_target, targeting
+from redco_cli.errors import UsageError
+from redco_cli.planning.inspect import inspect
+from redco_cli.planning.workload import find_workload
+from tests.projects import LLAMA
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "devices", "of_a_group"),
+    [
+        ("h100:8", "h100:8", 8, 8),
+        ("H100", "h100:1", 1, 1),
+        ("h100:64", "8*h100:8", 64, 8),
+        ("2*h100:4", "2*h100:4", 8, 4),
+        ("v5e:4x4", "v5e:4x4", 16, 16),
+        ("2*v6e:16x16", "2*v6e:16x16", 512, 256),
+        ("v5p:4x4x4", "v5p:4x4x4", 64, 64),
+        ("tpu7x:2x2x1", "tpu7x:2x2x1", 8, 8),
+    ],
+)
+def test_what_is_typed(typed, said, devices, of_a_group):
+    target = parse_target(typed, "--target")
+    assert (str(target), target.devices, target.of_a_group) == (said, devices, of_a_group)
+    assert parse_target(str(target), "--target") == target
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        ("h10:8", "h10 is no chip that is known"),
+        ("h100:12", "12 devices do not fill hosts of 8"),
+        ("h100:2x4", "the devices of h100 are counted"),
+        ("v5e:8", "v5e:8 has 1 sizes, but slices of v5e have 2"),
+        ("v5p:4x4", "slices of v5p have 3"),
+        ("0*h100:8", "names no devices"),
+        ("", "names no devices"),
+    ],
+)
+def test_what_is_no_target(typed, problem):
+    with pytest.raises(UsageError, match="--target: ") as refused:
+        parse_target(typed, "--target")
+    assert problem in str(refused.value)
+    assert "->" in str(refused.value)
+
+
+def test_every_chip_is_whole():
+    kinds = [kind for chip in CHIPS.values() for kind in chip.kinds]
+    assert len(set(kinds)) == len(kinds)
+    assert all(chip_of(kind) is chip for chip in CHIPS.values() for kind in chip.kinds)
+    for chip in CHIPS.values():
+        assert chip.flops["bfloat16"] > 1e14
+        assert 1e9 < chip.network < chip.link < chip.bandwidth
+        assert 0 < chip.usable <= chip.memory
+        assert (chip.platform == "gpu") == (chip.multiprocessors is not None) == (chip.torus == 0)
+
+
+def attention_of(target):
+    """The names of the operations of a step that is traced for some devices."""
+    with targeting(None if target is None else parse_target(target, "--target")):
+        workload = find_workload(json.dumps({**LLAMA, "head_dim": 64}), batch_size=8, seq_length=32)
+        batch = workload.batch(8)
+        return str(jax.make_jaxpr(lambda given, batch: workload.loss(given, batch, None).sum)(workload.abstract, batch))
+
+
+def test_a_gpu_runs_its_own_attention_wherever_it_is_planned():
+    assert current_platform() == "cpu"
+    assert "dot_product_attention_fwd" in attention_of("h100:8")
+    assert "dot_product_attention_fwd" not in attention_of("v5e:2x4")
+    assert "dot_product_attention_fwd" not in attention_of(None)
+    assert current_platform() == "cpu"
+
+
+def test_a_plan_is_one_for_the_target():
+    plan = {"batch_size": 16, "seq_length": 32}
+    on_gpu = inspect(json.dumps(LLAMA), target="2*h100:4", **plan)
+    assert (on_gpu.target, on_gpu.devices, on_gpu.dtype) == ("2*h100:4", 8, "bfloat16")
+    assert on_gpu.device_memory == CHIPS["h100"].usable
+    with pytest.raises(UsageError, match=r"--devices: 8 given beside --target h100:8"):
+        inspect(json.dumps(LLAMA), target="h100:8", devices=8, **plan)
+    with pytest.raises(Exception, match=r"fsdp 4 takes 4 devices, but there are 8"):
+        inspect(json.dumps(LLAMA), target="h100:8", mesh={"fsdp": 4}, **plan)
