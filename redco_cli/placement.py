@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.job import Job, first_batch
+from redco_cli.models.several import constant_of
 from redco_cli.plugin.contract import Batch, Loss, Params, Stage
 from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import Recipe
@@ -24,6 +25,7 @@ from redco_cli.sharding.decide.override import Override
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import BATCH_AXES, Plan
 from redco_cli.sharding.program.reading import Reading, read
+from redco_cli.sharding.tensor_split import split_as
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Placement:
         ways = math.prod(self.plan.mesh[axis] for axis in BATCH_AXES)
 
         def on_the_mesh(*arguments: Any) -> Any:
-            with batch_sharded(ways):
+            with batch_sharded(ways), split_as(self.plan, self.mesh):
                 return function(*arguments)
 
         def gathers(variables: Variables, *others: Any) -> Any:
@@ -107,7 +109,9 @@ def place(job: Job, reading: Reading, sizes: Mapping[str, int], *, reshard_after
         DeviceError: too few devices, or parameters that cannot be split so.
         RecipeError: `sharding.override` does not fit.
     """
-    plan = make_plan(reading, sizes, override=overrides(job.recipe), where=job.where)
+    constants = constant_of(job.model)
+    frozen = {one.path for one in reading.parameters if one.path.partition("/")[0] in constants}
+    plan = make_plan(reading, sizes, override=overrides(job.recipe), where=job.where, frozen=frozen)
     return Placement(make_mesh(sizes, job.where), plan, reshard_after_forward)
 
 

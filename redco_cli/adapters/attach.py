@@ -17,6 +17,7 @@ from redco_cli.models.several import MAIN, Models, constant_of, members_of, with
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import Recipe
+from redco_cli.sharding.tensor_split import tensor_split
 
 
 def with_adapter(model: Any, recipe: Recipe, where: Callable[[str], str]) -> Any:
@@ -90,7 +91,9 @@ def computed(model: Any, function: Callable[..., Any], variables: Variables, *ot
     def plain(params: Any, state: Any, step: Any, *others: Any) -> Any:
         return function(Variables(params, state, step), *others)
 
-    adapted = adapting(plain, {f"{prefix}{path}": how for path, how in adapter.adapters.items()})
+    adapters = {f"{prefix}{path}": how for path, how in adapter.adapters.items()}
+    splits = {f"{prefix}{path}": split for path in adapter.adapters if (split := tensor_split(f"{MAIN}/{path}"))}
+    adapted = adapting(plain, adapters, splits)
     factors = {f"{prefix}{path}": one for path, one in adapter.factors(variables.params[ADAPTER]).items()}
     key = None if dropout is None else jax.random.fold_in(dropout, _STREAM)
     return adapted(rest[MAIN] if alone else rest, factors, key, variables.state, variables.step, *others)

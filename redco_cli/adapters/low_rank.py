@@ -20,14 +20,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from redco_cli.adapters.merging import LowRank, column_norms
+from redco_cli.adapters.merging import LowRank
+from redco_cli.adapters.products import AdaptedProduct
 from redco_cli.adapters.uses import is_lookup, product_of
 from redco_cli.errors import ModelError
 from redco_cli.plugin.contract import ADAPTER_OFF, Params
 from redco_cli.sharding.program.marks import keep_whole
 from redco_cli.sharding.program.rewrite import bind, rewritten
+from redco_cli.sharding.tensor_split import TensorSplit
 
 Array = Any
 
@@ -40,11 +41,13 @@ class _Adapted:
         path: of the weight.
         how: its rank and scale.
         arrays: `weight` as it is seen, `A` and `B`, `magnitude` of DoRA, `key` of dropout; layers come first in all.
+        split: the dim of the weight as it is seen that is split over `tensor`; None where there is none.
     """
 
     path: str
     how: LowRank
     arrays: Mapping[str, Array]
+    split: TensorSplit | None = None
 
     @property
     def base(self) -> Array:
@@ -61,7 +64,9 @@ class _Adapted:
 
     def viewed(self, equation: Any) -> _Adapted:
         """The same with the weight seen in another way."""
-        return replace(self, arrays={**self.arrays, "weight": bind(equation, [self.arrays["weight"]])[0]})
+        split = None if self.split is None else self.split.viewed(equation)
+        seen = {**self.arrays, "weight": bind(equation, [self.arrays["weight"]])[0]}
+        return replace(self, arrays=seen, split=split)
 
     def stacked(self) -> _Adapted:
         """Itself: `uses_of` has told that its layers come first."""
@@ -69,7 +74,7 @@ class _Adapted:
 
     def layer(self, arrays: Mapping[str, Array]) -> _Adapted:
         """One layer of it."""
-        return replace(self, arrays=arrays)
+        return replace(self, arrays=arrays, split=None if self.split is None else self.split.layer())
 
 
 @dataclass(frozen=True)
@@ -140,49 +145,12 @@ class _Adapting:
 
 def _multiplied(equation: Any, adapted: _Adapted, x: Array, position: int) -> Array:
     """x·W with its low-rank path."""
-    product, arrays = product_of(equation, position), adapted.arrays
+    product, arrays, how = product_of(equation, position), adapted.arrays, adapted.how
     weight, a, b = (arrays[name] for name in ("weight", "A", "B"))
-    dropped = _dropped(x, arrays.get("key"), adapted.how.dropout)
-    magnitude = arrays.get("magnitude")
-    own = bind(equation, [weight, x] if position == 0 else [x, weight])[0]
-    experts, inputs, outputs = (
-        [weight.shape[dim] for dim in dims] for dims in (product.experts[0], product.inputs[0], product.outputs)
-    )
+    whole = AdaptedProduct(equation, product, weight.shape, how.scale, how.dropout, adapted.split)
+    experts, inputs, outputs = map(whole.sizes, (product.experts[0], product.inputs[0], product.outputs))
     _check_fits(adapted, (*experts, math.prod(inputs)), math.prod(outputs), "a product of other dims")
-    first = len(experts)
-    down = jax.lax.dot_general(
-        dropped,
-        a.reshape(*experts, *inputs, adapted.how.rank).astype(x.dtype),
-        (
-            (product.inputs[1], tuple(range(first, first + len(inputs)))),
-            (tuple(product.experts[1][place] for place in product.shared), product.shared),
-        ),
-    )
-    path = jax.lax.dot_general(
-        down,
-        b.reshape(*experts, adapted.how.rank, *outputs).astype(x.dtype),
-        (((down.ndim - 1,), (first,)), (tuple(range(first)), product.shared)),
-    )
-    free = path.ndim - first - len(outputs)
-    if position == 0:  # the weight's dims come before the activation's
-        moved = [*range(first), *range(first + free, path.ndim), *range(first, first + free)]
-        path = path.transpose(moved)
-    path = (adapted.how.scale * path).astype(own.dtype)
-    if magnitude is None:
-        return own + path
-    order = (*product.experts[0], *product.inputs[0], *product.outputs)
-    flat = weight.transpose(order).reshape(*experts, math.prod(inputs), math.prod(outputs))
-    factor = (magnitude / column_norms(flat, a, b, adapted.how.scale)).reshape(*experts, *outputs)
-    factor = factor.transpose([*product.shared, *range(first, factor.ndim)])
-    spread = [*factor.shape[:first], *([1] * free), *factor.shape[first:]]
-    if position == 0:
-        spread = [*factor.shape, *([1] * free)]
-    factor = factor.reshape(spread).astype(own.dtype)
-    if dropped is x:
-        return factor * (own + path)
-    # As PEFT (0.21): dropout leaves the weight's own product whole, and is on what DoRA adds to it.
-    again = bind(equation, [weight, dropped] if position == 0 else [dropped, weight])[0]
-    return own + (factor - 1) * again + factor * path
+    return whole(weight, a, b, arrays.get("magnitude"), x, _kept(x, arrays.get("key"), how.dropout))
 
 
 def _check_fits(adapted: _Adapted, into: Sequence[int], out: int, use: str) -> None:
@@ -202,21 +170,24 @@ def _looked_up(equation: Any, adapted: _Adapted, others: Sequence[Array]) -> Arr
     return own + (adapted.how.scale * (rows @ b.astype(own.dtype))).astype(own.dtype)
 
 
-def _dropped(x: Array, key: Any, rate: float) -> Array:
-    """The activation with a share of its elements zero and the others larger; unchanged without a key."""
+def _kept(x: Array, key: Any, rate: float) -> Array | None:
+    """Which elements of an activation are not dropped; None for all of them, as without a key."""
     if key is None or not rate:
-        return x
+        return None
     one = key.reshape(-1, key.shape[-1])[0]  # experts that are computed together have one activation
-    kept = jax.random.bernoulli(jax.random.wrap_key_data(one), 1 - rate, x.shape)
-    return jnp.where(kept, x / (1 - rate), 0).astype(x.dtype)
+    return jax.random.bernoulli(jax.random.wrap_key_data(one), 1 - rate, x.shape)
 
 
-def adapting(function: Callable[..., Any], adapters: Mapping[str, LowRank]) -> Callable[..., Any]:
+def adapting(
+    function: Callable[..., Any], adapters: Mapping[str, LowRank], splits: Mapping[str, TensorSplit] | None = None
+) -> Callable[..., Any]:
     """The same function of parameters with adapters.
 
     Args:
         function: `function(params, *others)`, any that JAX can trace.
         adapters: path of a weight to how it is adapted; each is used as `uses_of` tells.
+        splits: path of a weight to its dim that is split over `tensor`, where one is: its path has no collectives of
+            its own then. The result is the same without.
 
     Returns:
         `adapted(params, factors, key, *others)`: `factors` has for each path `A` [*stack, in, r], `B` [*stack, r, out]
@@ -230,7 +201,8 @@ def adapting(function: Callable[..., Any], adapters: Mapping[str, LowRank]) -> C
     def adapted(params: Params, factors: Mapping[str, Mapping[str, Array]], key: Any, *others: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(params, *others)
         arguments = [
-            _tracked(_path(path), leaf, adapters, factors, key) for path, leaf in jax.tree.leaves_with_path(params)
+            _tracked(_path(path), leaf, adapters, factors, key, splits or {})
+            for path, leaf in jax.tree.leaves_with_path(params)
         ]
         results = rewritten(closed, [*arguments, *jax.tree.leaves(others)], _Adapting())
         return jax.tree.unflatten(jax.tree.structure(shape), results)
@@ -243,7 +215,12 @@ def _path(keys: Any) -> str:
 
 
 def _tracked(
-    path: str, weight: Array, adapters: Mapping[str, LowRank], factors: Mapping[str, Mapping[str, Array]], key: Any
+    path: str,
+    weight: Array,
+    adapters: Mapping[str, LowRank],
+    factors: Mapping[str, Mapping[str, Array]],
+    key: Any,
+    splits: Mapping[str, TensorSplit],
 ) -> Any:
     if path not in factors:
         return weight
@@ -256,4 +233,4 @@ def _tracked(
         own = jax.random.fold_in(key, zlib.crc32(path.encode()))
         split = jax.random.split(own, math.prod(stack))
         arrays["key"] = jax.random.key_data(split).reshape(*stack, -1)
-    return _Adapted(path, how, arrays)
+    return _Adapted(path, how, arrays, splits.get(path))

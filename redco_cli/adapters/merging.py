@@ -40,12 +40,21 @@ def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
         b: [..., r, out].
         scale: s.
     """
+    return norms_of(squared_norms(weight, a, b, scale))
+
+
+def norms_of(squares: Array) -> Array:
+    """Norms from their squares."""
+    return jnp.sqrt(jnp.maximum(squares, _TINY))
+
+
+def squared_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
+    """The squares of `column_norms`: of parts of the input, they add up to those of the whole."""
     weight, a, b = (jax.lax.stop_gradient(x).astype(jnp.float32) for x in (weight, a, b))
     both = jnp.einsum("...ir,...io->...ro", a, weight)
     squared = jnp.einsum("...ir,...iq->...rq", a, a)
     mixed = 2 * scale * both + scale**2 * jnp.einsum("...rq,...qo->...ro", squared, b)
-    total = jnp.square(weight).sum(-2) + (b * mixed).sum(-2)
-    return jnp.sqrt(jnp.maximum(total, _TINY))
+    return jnp.square(weight).sum(-2) + (b * mixed).sum(-2)
 
 
 def merged(weight: Array, factors: Mapping[str, Array], how: LowRank, use: Use) -> Array:

@@ -97,7 +97,8 @@ class Planner:
         Raises:
             DeviceError, RecipeError: it cannot be split so.
         """
-        return make_plan(self.reading, sizes, override=self.workload.override, where=self.workload.where)
+        one = self.workload
+        return make_plan(self.reading, sizes, override=one.override, where=one.where, frozen=one.frozen)
 
     def option(self, plan: Plan, micro_batch_size: int, *, reshard_after_forward: bool) -> Option:
         """One way, with its figures."""

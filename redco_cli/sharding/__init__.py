@@ -36,7 +36,8 @@ How it comes to this, in reading order; each room's docstring goes on with the s
 3. `predict`: what a step moves, and the bytes that it needs on a device, without compiling.
 4. `compiled`: what XLA made of it, read from its text: the same all-reduce.
 
-`derive` stands on top of the first three; `axes`, `plan` and `batch_shards` lie below all. Around it a program needs
+`derive` stands on top of the first three; `axes`, `plan`, `batch_shards` and `tensor_split` lie below all. Around it a
+program needs
 
 - `gathering(loss_fn, plan.specs, plan.gathered, mesh)`: the loss of parameters that live in shards (fully sharded data
   parallelism), to be differentiated and jitted;

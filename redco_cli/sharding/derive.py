@@ -13,7 +13,7 @@ between them is split. Which axes make such pairs is read off the program; names
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -68,7 +68,12 @@ def derive(
 
 
 def make_plan(
-    reading: Reading, mesh: Mapping[str, int], *, override: Sequence[Override] = (), where: Where = str
+    reading: Reading,
+    mesh: Mapping[str, int],
+    *,
+    override: Sequence[Override] = (),
+    where: Where = str,
+    frozen: Collection[str] = (),
 ) -> Plan:
     """The plan of a program that was read already; as `derive`.
 
@@ -77,6 +82,7 @@ def make_plan(
         mesh: sizes of the axes.
         override: what comes before the rules.
         where: dotted recipe key to its place.
+        frozen: paths of parameters that are not trained: nothing adds up their gradients.
     """
     sizes = checked_sizes(mesh, where)
     given = overridden(reading.parameters, override, sizes, where)
@@ -101,7 +107,7 @@ def make_plan(
         specs=reading.treedef.unflatten([row.spec for row in rows]),
         gathered=reading.treedef.unflatten([row.gathered for row in rows]),
         rows=rows,
-        collectives=predict_collectives(reading, chosen, layouts, sizes),
+        collectives=predict_collectives(reading, chosen, layouts, sizes, frozen),
         warnings=warnings,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from redco_cli.sharding.axes import Axis
 from redco_cli.sharding.decide.choose import Candidate, Costs
@@ -19,11 +19,22 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-sca
 
 
 def predict_collectives(
-    reading: Reading, chosen: Sequence[Candidate], layouts: Sequence[Layout], sizes: Mapping[str, int]
+    reading: Reading,
+    chosen: Sequence[Candidate],
+    layouts: Sequence[Layout],
+    sizes: Mapping[str, int],
+    frozen: Collection[str] = (),
 ) -> tuple[Collective, ...]:
     """Collectives of one forward and backward pass over one micro-batch, and of its gradients.
 
     Bytes are those of the results on one device, as they stand in compiled HLO.
+
+    Args:
+        reading: the program.
+        chosen: the axes to split over `tensor`.
+        layouts: of each parameter.
+        sizes: of the mesh axes.
+        frozen: paths of parameters that have no gradient.
     """
     moved: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     costs = Costs(reading.collectives, dict.fromkeys(reading.batch_axes, sizes[DATA] * sizes[FSDP]))
@@ -34,31 +45,54 @@ def predict_collectives(
             ] * collective.count
     for collective in costs.collectives(_cut_axes(reading, chosen, layouts)):
         moved[collective.kind, TENSOR, collective.what] += [costs.bytes(collective, {}) // sizes[TENSOR]]
+    beside = _beside_split(reading, layouts)
     for parameter, layout in zip(reading.parameters, layouts, strict=True):
-        for key, size in _of_parameter(parameter, layout, sizes):
+        found = _where_used(parameter, layout, sizes)
+        if parameter.path not in frozen:
+            is_summed = bool(parameter.axes & beside) and TENSOR not in _axes(layout.gathered)
+            found += _gradient(parameter, layout, sizes, is_summed=is_summed)
+        for key, size in found:
             moved[key].append(size)
     return tuple(
         Collective(kind, axis, what, len(each), sum(each)) for (kind, axis, what), each in moved.items() if sum(each)
     )
 
 
-def _of_parameter(
-    parameter: Parameter, layout: Layout, sizes: Mapping[str, int]
-) -> list[tuple[tuple[str, str, str], int]]:
-    """Gathering one parameter where it is used, and adding up its gradient."""
-    found = []
+Moved = list[tuple[tuple[str, str, str], int]]
+
+
+def _where_used(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Moved:
+    """Gathering one parameter where it is used."""
     stored, used = _axes(layout.stored), _axes(layout.gathered)
-    shard = parameter.bytes // layout.ways(sizes)
     whole = parameter.bytes // math.prod(sizes[axis] for axis in used)
     gathered = "+".join(axis for axis in (FSDP, TENSOR) if axis in stored - used)
-    if shard < whole:
-        found.append(((ALL_GATHER, gathered, PARAMETERS), whole))
+    return [((ALL_GATHER, gathered, PARAMETERS), whole)] if parameter.bytes // layout.ways(sizes) < whole else []
+
+
+def _gradient(parameter: Parameter, layout: Layout, sizes: Mapping[str, int], *, is_summed: bool) -> Moved:
+    """Adding up the gradient of one parameter; over `tensor` too where each device of it has a part of the sum."""
+    found, stored = [], _axes(layout.stored)
+    shard = parameter.bytes // layout.ways(sizes)
+    if is_summed:
+        over = [axis for axis in (DATA, FSDP, TENSOR) if sizes[axis] > 1]
+        return [((ALL_REDUCE, "+".join(over), GRADIENTS), parameter.bytes)]
     if FSDP in stored and sizes[FSDP] > 1:
         found.append(((REDUCE_SCATTER, FSDP, GRADIENTS), shard))
     batch = [axis for axis in (DATA, FSDP) if sizes[axis] > 1 and axis not in stored]
     if batch:
         found.append(((ALL_REDUCE, "+".join(batch), GRADIENTS), shard))
     return found
+
+
+def _beside_split(reading: Reading, layouts: Sequence[Layout]) -> set[Axis]:
+    """Dims that are never split, of parameters that are split over `tensor` elsewhere: ranks of low-rank paths."""
+    return {
+        axis
+        for parameter, layout in zip(reading.parameters, layouts, strict=True)
+        if TENSOR in _axes(layout.gathered)
+        for axis in parameter.axes
+        if axis.whole
+    }
 
 
 def _axes(dims: Sequence[Sequence[str]]) -> set[str]:
