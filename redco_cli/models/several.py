@@ -103,9 +103,19 @@ def never_updated(recipe: Recipe) -> tuple[str, ...]:
 
 
 def unsaved(recipe: Recipe) -> frozenset[str]:
-    """The models that are in no checkpoint: never updated, and with weights or a run that their parameters are from."""
+    """The models that are in no checkpoint: never updated, and with weights or a run that their parameters are from.
+
+    The one that an adapter is trained for is in none whatever it is from: see `keeps_base`.
+    """
     names = never_updated(recipe)
-    return frozenset(name for name in names if (one := section_of(recipe, name)).params or one.name)
+    return frozenset(name for name in names if name == MAIN or (one := section_of(recipe, name)).params or one.name)
+
+
+def keeps_base(recipe: Recipe) -> bool:
+    """Whether a run keeps the model that its adapter is trained for: random numbers, or those of a run, which may
+    delete them.
+    """
+    return recipe.adapter is not None and (recipe.model.params is not None or recipe.model.name is None)
 
 
 def assembled(recipe: Recipe, built: Any, where: Callable[[str], str]) -> Any:

@@ -17,7 +17,7 @@ from redco_cli.console import TrainProgress, note, warn
 from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
 from redco_cli.job import Job
-from redco_cli.models.several import MAIN, unsaved
+from redco_cli.models.several import MAIN, keeps_base, unsaved
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
@@ -34,8 +34,9 @@ from redco_cli.training.precision.loss_scale import first_scale
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
-from redco_cli.training.saving.constant import digests, refuse_others
+from redco_cli.training.saving.constant import refuse_others
 from redco_cli.training.saving.extension import leave_behind
+from redco_cli.training.saving.files.digest import digests
 from redco_cli.training.saving.identity import remembering
 from redco_cli.training.saving.initial import load_constants, load_initial_params
 from redco_cli.training.saving.meta import Meta
@@ -127,7 +128,6 @@ def open_run(
         leave_behind(start.checkpoints, start.left, start.directory / start.folder, (RESOLVED_NAME, METRICS_NAME))
         start.checkpoints.set_aside()
         start.checkpoints.sweep()
-        start.checkpoints.branch_point = timeline.branch_point
         stack.callback(start.checkpoints.close)
         plain = pinned.recipe.model_dump(mode="json")
         recorder = stack.enter_context(_open_recorder(job, start, plain))
@@ -135,9 +135,10 @@ def open_run(
         texts = {RESOLVED_NAME: resolved_yaml(pinned, timeline.steps), SHARDING_NAME: described}
         _write_missing(start.directory, texts, replace=True)
         write_again(start.directory, lambda: _write_missing(start.directory, texts))
-        _bookmark(job.train_rows, start)
-        if job.recipe.logging.plot:
-            stack.callback(_plot, start.directory)
+        _bookmark(job.train_rows, start, timeline)
+        stack.callback(_plot, start.directory, job.recipe.logging.plot)
+        about = _about(job, placement, timeline, state, start, {**plain, "output_dir": str(start.directory)})
+        start.checkpoints.keep_base(state.params, about.digests[MAIN] if keeps_base(job.recipe) else None)
         setup = Setup(
             job,
             placement,
@@ -149,7 +150,7 @@ def open_run(
             progress,
             predict,
             stop,
-            _about(job, placement, timeline, state, start, {**plain, "output_dir": str(start.directory)}),
+            about,
         )
         for one in start.continued.unrecorded:
             recorder.record(start.step, "run", {"accepted": one["what"], "why": one["why"], "changed": one["changed"]})
@@ -206,7 +207,7 @@ def _first_state(job: Job, placement: Placement, updates: Updates, start: Start)
         for line in filter(None, (start.said, f"continuing from {shown(start.source.path(start.step))}")):
             note(line)
         restored = start.source.restore(start.step, placed)
-        constants, meta = load_constants(job, placement), start.source.meta(start.step)
+        constants, meta = load_constants(job, placement, start.source), start.source.meta(start.step)
         checkpoint = shown(start.source.path(start.step))
         refuse_others(digests(constants, placement.mesh), meta.digests, job.where, checkpoint)
         return dataclasses.replace(restored, frozen=restored.frozen | constants)
@@ -239,8 +240,9 @@ def _about(
     )
 
 
-def _bookmark(examples: Any, start: Start) -> None:
-    """Keeps in checkpoints where a stream is, and lets it go on from where it was."""
+def _bookmark(examples: Any, start: Start, timeline: Timeline) -> None:
+    """Keeps the checkpoint before a decay; and in all where a stream is, and lets it go on from where it was."""
+    start.checkpoints.branch_point = timeline.branch_point
     if is_seekable(examples):
         start.checkpoints.position = examples.journal.saved
         if start.data is not None:
@@ -266,9 +268,9 @@ def _forget_evaluation(path: Path, step: int) -> None:
         _write(path, "".join(f"{json.dumps(record, allow_nan=False)}\n" for record in kept))
 
 
-def _plot(directory: Path) -> None:
+def _plot(directory: Path, is_wanted: bool) -> None:
     """A picture that cannot be drawn must not hide why a run ended."""
-    if not is_main_process():
+    if not is_wanted or not is_main_process():
         return
     try:
         check_owner(directory)

@@ -13,7 +13,7 @@ from redco_cli.errors import ModelError, PluginError, RedcoError, UsageError
 from redco_cli.planning.inspect import inspect_sharding
 from redco_cli.run import evaluate, predict_examples, train
 from redco_cli.runtime.mesh import make_mesh
-from redco_cli.training.saving.constant import digests
+from redco_cli.training.saving.files.digest import digests
 from tests.training.tiny import assert_same_run, final_state, interrupted, recorded, write_project
 
 CUBE = "mesh={data: 2, fsdp: 2, tensor: 2}"

@@ -13,7 +13,8 @@ name. Only then is the one before it deleted, and `checkpoint-<step>` its name.
 Three items: `params`, `training` (optimizer state and counters), `meta` (JSON: step, the metric that ranks it, the best
 of the run so far, the resolved recipe, the position in data of unknown length); and where there is any, `state` of the
 plugin, and `outer`, the arrays of a `run_fn`. Neither the random keys nor the
-position in other data are among them: both follow from the seed and the step.
+position in other data are among them: both follow from the seed and the step. The model that an adapter is trained for
+is in none of them either: see `files.base`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ import orbax.checkpoint as ocp
 
 from redco_cli.console import warn
 from redco_cli.errors import StorageError
-from redco_cli.models.several import without
+from redco_cli.models.several import MAIN, without
+from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import shown
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process, process_allgather
 from redco_cli.training.precision.loss_scale import values_of
+from redco_cli.training.saving.files.base import BASE, digest_in
 from redco_cli.training.saving.files.deletion import UNFINISHED, DirectoryDeleter, set_aside
-from redco_cli.training.saving.files.integrity import write_manifest
+from redco_cli.training.saving.files.integrity import find_damage, write_manifest
 from redco_cli.training.saving.files.items import STATE
 from redco_cli.training.saving.files.orbax_errors import is_missing, mute_orbax, unwritable
 from redco_cli.training.saving.files.state_dict import to_state_dict
@@ -69,6 +72,7 @@ class Checkpoints(SavedCheckpoints):
         super().__init__(directory, mode, constants, ocp.AsyncCheckpointer(handler, async_options=sealing))
         self.position: Callable[[int], Mapping[str, Any] | None] = lambda _step: None
         self.branch_point: int | None = None
+        self._base: str | None = None
         self._keep = keep
         self._saving, self._is_closing = directory, False
         self._deleter = DirectoryDeleter(UNFINISHED)
@@ -109,21 +113,53 @@ class Checkpoints(SavedCheckpoints):
             self.wait()
             process_allgather("replaced checkpoint")
             path = path.with_name(f"checkpoint-{meta.step}{NEW}")
+        self._write_base(state.params)
         items = {
             "params": without(state.params, self._constants),
             "training": training_of(state),
             STATE: state.plugin_state,
         }
         arrays = {name: to_state_dict(tree) for name, tree in items.items()} | {OUTER: outer.arrays if outer else {}}
+        self._write(path, arrays, meta.__dict__)
+        self._metas[meta.step] = meta
+
+    def keep_base(self, params: Params, digest: str | None) -> None:
+        """Starts writing the model that an adapter is trained for to `base/`, unless it is there; another is set aside.
+
+        It is on disk before any checkpoint that needs it, since a save waits for the one before.
+
+        Args:
+            params: of all models, on the devices.
+            digest: of that model; None for a run that keeps none.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self._base = digest
+        self._write_base(params)
+
+    def _write_base(self, params: Params) -> None:
+        path = self.directory / BASE
+        if self._base is None or process_allgather("base", self._has_base(path))[0]:
+            return
+        if is_main_process() and path.exists():
+            set_aside(path, f"{BASE}.replaced")
+        process_allgather("base set aside")
+        self._write(path, {"params": to_state_dict(params[MAIN])}, {"digest": self._base})
+        self._has_whole_base = True
+
+    def _has_base(self, path: Path) -> bool:
+        """Whether it is there; its bytes are looked at once."""
+        return digest_in(path) == self._base and (self._has_whole_base or find_damage(path) is None)
+
+    def _write(self, path: Path, arrays: Mapping[str, Any], described: Mapping[str, Any]) -> None:
         written = {name: ocp.args.StandardSave(dict(tree)) for name, tree in arrays.items() if tree}
         try:
             self.wait()
             self._saving = path
-            args = ocp.args.Composite(meta=ocp.args.JsonSave(meta.__dict__), **written)
-            self._checkpointer.save(path, args=args)
+            self._checkpointer.save(path, args=ocp.args.Composite(meta=ocp.args.JsonSave(described), **written))
         except (OSError, ValueError) as error:
             raise self._unwritable(error) from error
-        self._metas[meta.step] = meta
 
     def wait(self) -> None:
         """Waits until everything is on disk, then begins to delete what is not kept.
@@ -155,7 +191,8 @@ class Checkpoints(SavedCheckpoints):
         """
         if is_main_process() and is_owned(self.directory):
             self._deleter.settle(self.directory, NEW)
-            self._deleter.sweep(self.directory, "checkpoint-*")
+            for pattern in ("checkpoint-*", BASE):
+                self._deleter.sweep(self.directory, pattern)
 
     def close(self) -> None:
         """Waits as `wait` does, and for the deletions, and ends the threads."""
@@ -180,7 +217,8 @@ class Checkpoints(SavedCheckpoints):
     def _is_deleted(self, error: Exception) -> bool:
         """Whether somebody has deleted what was being written: several processes may not know it alike, and end."""
         unfinished = self._saving.with_name(f"{self._saving.name}{UNFINISHED}")
-        return current_connection() is None and is_missing(error) and not unfinished.exists()
+        is_base = self._saving.name == BASE  # without which no checkpoint can be used
+        return current_connection() is None and is_missing(error) and not unfinished.exists() and not is_base
 
     def _forget_saving(self) -> Path:
         """What was being written is not there; its path, once it would have been."""

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from redco_cli.errors import ModelError, PluginError, StorageError
-from redco_cli.models.several import MAIN, never_updated, place_of_model, section_of
+from redco_cli.models.several import MAIN, keeps_base, never_updated, place_of_model, section_of
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
-from redco_cli.runtime.mesh import replicated
+from redco_cli.training.saving.files.digest import digests
 from redco_cli.training.saving.initial import find_initial_checkpoints
-
-_ODD = 2654435761
-"""Multiplies places, so that two arrays that differ in the order of their elements differ in their sums."""
 
 
 def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> LoadedRecipe:
@@ -55,42 +48,13 @@ def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> Loa
             pinned = Path(known.get("params") or params)
         if pinned not in (params, params / pinned.name):
             continue  # another one is asked for: what is compared with the recipe, or with the digest, tells
-        if not pinned.is_dir():
+        if not pinned.is_dir() and not (name == MAIN and keeps_base(recipe)):
             problem = f"{shown(pinned)}, with which the run was trained, is gone"
             raise StorageError(place_of_model(name, loaded.where)("model.params"), problem, "restore it from a copy")
         section = recipe.model if name == MAIN else recipe.models[name]
         pinned_sections[name] = section.model_copy(update={"params": str(pinned)})
     changed = {"model": pinned_sections.pop(MAIN, recipe.model), "models": {**recipe.models, **pinned_sections}}
     return replace(loaded, recipe=recipe.model_copy(update=changed))
-
-
-def digests(constants: Mapping[str, Params], mesh: Mesh) -> dict[str, str]:
-    """By name of a model, a hash of all its parameters: the same on every mesh.
-
-    Sums of integers do not depend on their order, so each device adds up its own part.
-
-    Args:
-        constants: by name, on the mesh.
-        mesh: the devices.
-    """
-    add_up = jax.jit(_weighted_sum, out_shardings=replicated(mesh))
-    found = {}
-    for name, params in constants.items():
-        text = hashlib.sha256()
-        for path, leaf in jax.tree.leaves_with_path(params):
-            text.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype} {int(add_up(leaf))};".encode())
-        found[name] = text.hexdigest()
-    return found
-
-
-def _weighted_sum(x: Any) -> Any:
-    if jnp.issubdtype(x.dtype, jnp.floating):
-        x = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
-    place = jnp.zeros(x.shape, jnp.uint32)
-    for dim in range(x.ndim):
-        stride = math.prod(x.shape[dim + 1 :]) % 2**32
-        place += jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim) * jnp.uint32(stride)
-    return (x.astype(jnp.uint32) * (2 * place * jnp.uint32(_ODD) + 1)).sum(dtype=jnp.uint32)
 
 
 def refuse_others(

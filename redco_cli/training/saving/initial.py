@@ -21,13 +21,23 @@ from redco_cli.adapters.model import ADAPTER
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import check_initial, initial_params
-from redco_cli.models.several import MAIN, Models, constant_of, members_of, place_of_model, section_of, unsaved
+from redco_cli.models.several import (
+    MAIN,
+    Models,
+    constant_of,
+    keeps_base,
+    members_of,
+    place_of_model,
+    section_of,
+    unsaved,
+)
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.files.deletion import CheckpointDeletedError, is_gone
+from redco_cli.training.saving.saved import SavedCheckpoints
 from redco_cli.training.saving.selection import (
     choosing_again,
     first_undamaged,
@@ -206,20 +216,35 @@ def _given(job: Job, name: str, initial: Mapping[str, InitialCheckpoint]) -> Ini
     return initial.get(name, initial.get(MAIN) if inherits else None)
 
 
-def load_constants(job: Job, placement: Placement) -> Params:
+def load_constants(job: Job, placement: Placement, checkpoints: SavedCheckpoints) -> Params:
     """The parameters of the models that are in no checkpoint, by name; on the mesh.
+
+    Args:
+        job: its models.
+        placement: where they live.
+        checkpoints: those that were saved beside them.
 
     Raises:
         ModelError, StorageError: as `load_initial_params`.
         CheckpointDeletedError: the checkpoint of one is no longer there.
     """
-    names = unsaved(job.recipe)
+    kept = {MAIN} if keeps_base(job.recipe) else set()
+    names = unsaved(job.recipe) - kept
     for name in names:  # they are pinned: another one of the same run would be another model
         path = find_params(section_of(job.recipe, name).params or "", job.loaded.directory)
         if path.name.startswith("checkpoint-") and is_gone(path):
             raise CheckpointDeletedError.at(path)
     initial = find_initial_checkpoints(job.loaded, names)
-    return {name: _load_model(job, name, placement.params[name], initial.get(name))[0] for name in names}
+    loaded = {name: _load_model(job, name, placement.params[name], initial.get(name))[0] for name in names}
+    return loaded | {
+        name: checkpoints.restore_base(_placed(job.model.abstract[name], placement, name)) for name in kept
+    }
+
+
+def _placed(abstract: Params, placement: Placement, name: str) -> Params:
+    """Abstract parameters of a model where they live."""
+    places = placement.params[name]
+    return jax.tree.map(lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), abstract, places)
 
 
 def _load_model(job: Job, name: str, places: Any, given: InitialCheckpoint | None) -> tuple[Params, tuple[str, ...]]:

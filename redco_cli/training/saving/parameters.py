@@ -18,7 +18,8 @@ from redco_cli.recipe.load import shown
 from redco_cli.recipe.paths import moved, pin_paths
 from redco_cli.runtime.peers.multihost import process_allgather
 from redco_cli.training.saving.checkpoint import Checkpoints
-from redco_cli.training.saving.constant import digests, pinned_models, refuse_others
+from redco_cli.training.saving.constant import pinned_models, refuse_others
+from redco_cli.training.saving.files.digest import digests
 from redco_cli.training.saving.initial import find_initial_checkpoints, load_constants, load_initial_params
 from redco_cli.training.saving.selection import (
     choosing_again,
@@ -92,7 +93,7 @@ def _restored(job: Job, placement: Placement, checkpoints: Checkpoints, step: in
     now = pin_paths(job.loaded).recipe.model_dump(mode="json")
     before = moved(meta.recipe, checkpoints.directory, now)
     job = dataclasses.replace(job, loaded=pinned_models(job.loaded, before))
-    constants = load_constants(job, placement)
+    constants = load_constants(job, placement, checkpoints)
     refuse_others(digests(constants, placement.mesh), meta.digests, job.where, shown(checkpoints.path(step)))
     return dataclasses.replace(variables, params=variables.params | constants)
 

@@ -18,6 +18,7 @@ from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
 from redco_cli.runtime.peers.multihost import current_connection, process_allgather
 from redco_cli.training.precision.loss_scale import FIRST, LossScale, saved_scale
+from redco_cli.training.saving.files.base import restored_base
 from redco_cli.training.saving.files.deletion import CheckpointDeletedError, is_gone
 from redco_cli.training.saving.files.integrity import find_damage
 from redco_cli.training.saving.files.items import STATE, part_named, readable, restored_items, restored_part, stored
@@ -57,6 +58,7 @@ class SavedCheckpoints:
         self._checkpointer: ocp.AsyncCheckpointer = checkpointer
         self._metas: dict[int, Meta] = {}
         self._skipped: set[int] = set()
+        self._has_whole_base = False
 
     def path(self, step: int) -> Path:
         """Where the checkpoint of a step is, or would be."""
@@ -193,6 +195,16 @@ class SavedCheckpoints:
         restored = self._restored(step, params=without(abstract.params, self._constants), state=abstract.state)
         step_array = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
         return Variables(restored["params"], restored[STATE], step_array)
+
+    def restore_base(self, abstract: Params) -> Params:
+        """The model that an adapter is trained for, from `base/`, born on the shardings of `abstract`.
+
+        Raises:
+            StorageError: it is gone, damaged, or holds another model.
+        """
+        base = restored_base(self._checkpointer, self.directory, abstract)
+        self._has_whole_base = True
+        return base
 
     def state(self, step: int) -> Any:
         """What a plugin's state holds, as nested dicts of shapes and types; empty where it keeps none.
