@@ -84,6 +84,10 @@ class Job:
         changed = {name: getattr(pinned, name) for name in ("model", "models", "adapter")}
         return replace(self, loaded=replace(self.loaded, recipe=self.recipe.model_copy(update=changed)))
 
+    def completed(self, loaded: LoadedRecipe) -> LoadedRecipe:
+        """The recipe as it was given, with what `adapter.from` says of the adapter."""
+        return replace(loaded, recipe=loaded.recipe.model_copy(update={"adapter": self.recipe.adapter}))
+
     def collate(self, stage: Stage) -> Collate:
         """The plugin's `collate_fn` for a stage."""
         return bound_collate(self.plugin, self.context(stage))
@@ -191,8 +195,8 @@ def prepare(
         refuse_without_eval(loaded, stages)
     if job.model is None:
         job = _with_own_model(job, stages[0] if stages else "predict")
-    model = assembled(loaded.recipe, job.model, loaded.where)
-    job = replace(job, model=with_adapter(model, loaded.recipe, loaded.where))
+    model, loaded = with_adapter(assembled(loaded.recipe, job.model, loaded.where), loaded)
+    job = replace(job, model=model, loaded=loaded)
     job = _with_rows(job, stages, known)
     first = prove_plugin(job, stages)
     return job if first is None or job.init_shapes is not None else replace(job, init_shapes=shapes_of(first))

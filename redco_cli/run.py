@@ -66,7 +66,9 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
 
 def _train(loaded: LoadedRecipe, job: Job, placement: Placement, began: float) -> TrainResult:
     """Trains a job whose output directory is this run's alone."""
-    start, timeline = find_start(loaded, make_timeline(job.recipe, job.train_size, job.where), Identity(job))
+    start, timeline = find_start(
+        job.completed(loaded), make_timeline(job.recipe, job.train_size, job.where), Identity(job)
+    )
     job, updates = job.with_pinned(start.pinned), plan_updates(job, timeline)
     if outcome := finished(start, job, timeline):
         return outcome
@@ -269,7 +271,9 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     job = prepare(loaded, stages=stages_of(loaded.recipe))
     check_sizes(job, recipe_placement(job, read_loss).mesh)
     fresh, identity = make_timeline(job.recipe, job.train_size, job.where), Identity(job)
-    start, timeline = choosing_again(lambda: find_start(loaded, fresh, identity))  # the run may be training
+    start, timeline = choosing_again(
+        lambda: find_start(job.completed(loaded), fresh, identity)
+    )  # the run may be training
     plan_updates(job, timeline)
     if start.said:
         note(start.said)

@@ -17,7 +17,6 @@ from jax.sharding import Mesh
 
 from redco_cli.adapters.attach import adapter_in, merged_params
 from redco_cli.adapters.model import ADAPTER
-from redco_cli.adapters.peft import merged_with
 from redco_cli.console import note
 from redco_cli.errors import ModelError, PluginError, StorageError, UsageError
 from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, export_model
@@ -42,7 +41,14 @@ from redco_cli.sharding.program.reading import parameters_only, read
 from redco_cli.training.saving.files.state_dict import to_state_dict
 from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.selection import choosing_again, own_checkpoints
-from redco_cli.training.saving.stored import StoredModel, is_run, names_checkpoint, stored_model, stored_shapes
+from redco_cli.training.saving.stored import (
+    StoredModel,
+    is_run,
+    names_checkpoint,
+    stored_model,
+    stored_shapes,
+    with_adapter_of,
+)
 
 Name = str | os.PathLike[str]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -69,7 +75,8 @@ def load_model(
         dtype: compute type. Default: of a run what its recipe says, else float32. Parameters are float32.
         implementation: which code runs the model; `auto` is for a run what its recipe says.
         model: which one of a run that trains several; one for which an adapter was trained is merged with it.
-        adapter: a directory of PEFT's files, or what `redco export --adapter` wrote: the parameters are merged with it.
+        adapter: a directory of PEFT's files, as `redco export --adapter` writes them too, or a run that trained an
+            adapter for this model: the parameters are merged with it.
 
     Returns:
         The model and its parameters, of a run those of training whatever `predict.use` says:
@@ -85,7 +92,7 @@ def load_model(
     """
     if adapter is not None:
         base, params = load_model(name_or_path, mesh=mesh, dtype=dtype, implementation=implementation, model=model)
-        return base, merged_with(Path(adapter), base, params)
+        return base, with_adapter_of(Path(adapter), base, params)
     path = Path(name_or_path)
 
     def where(key: str) -> str:

@@ -6,44 +6,52 @@ The plugin sees its model's parameters as without an adapter: it is put into wha
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from redco_cli.adapters.low_rank import adapting
 from redco_cli.adapters.model import ADAPTER, Adapter, adapter_of
+from redco_cli.adapters.source import filled
 from redco_cli.errors import RecipeError
 from redco_cli.models.several import MAIN, Models, constant_of, members_of, without
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
-from redco_cli.recipe.schema import Recipe
+from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.sharding.tensor_split import tensor_split
 
 
-def with_adapter(model: Any, recipe: Recipe, where: Callable[[str], str]) -> Any:
+def with_adapter(model: Any, loaded: LoadedRecipe) -> tuple[Any, LoadedRecipe]:
     """The models of a run with the adapter that its recipe asks for; unchanged where it asks for none.
 
     Args:
         model: of the run, or several.
-        recipe: with its `adapter`.
-        where: dotted recipe key to its place.
+        loaded: the recipe with its `adapter`.
+
+    Returns:
+        The models, and the recipe with what `adapter.from` says of the adapter.
 
     Raises:
-        RecipeError: there is no model to adapt, or it has no such weights.
+        RecipeError: there is no model to adapt, it has no such weights, or `adapter.from` says something else.
+        ModelError, StorageError: what `adapter.from` names cannot be read.
     """
-    section, members = recipe.adapter, members_of(model)
+    recipe, where, members = loaded.recipe, loaded.where, members_of(model)
+    section = recipe.adapter
     if section is None:
-        return model
+        return model, loaded
     if MAIN not in members:
         problem = f"it adapts the model {MAIN}, but build_model returns {', '.join(members)}"
         raise RecipeError(where("adapter"), problem, f"call the one that it adapts {MAIN}")
     if ADAPTER in members:
         problem = f"build_model returns a module called {ADAPTER}, which is the name of the adapter itself"
         raise RecipeError(where("adapter"), problem, "give the module another name")
+    section = filled(section, members[MAIN], loaded)
     adapter = adapter_of(members[MAIN], section, where)
     dtype = recipe.model.dtype if section.base_dtype == "auto" else section.base_dtype
     constant = {MAIN: dtype, **constant_of(model)}
-    return Models({**members, ADAPTER: adapter}, constant, is_named=isinstance(model, Models))
+    loaded = replace(loaded, recipe=recipe.model_copy(update={"adapter": section}))
+    return Models({**members, ADAPTER: adapter}, constant, is_named=isinstance(model, Models)), loaded
 
 
 def adapter_in(model: Any) -> Adapter | None:

@@ -22,11 +22,13 @@ from flax.traverse_util import flatten_dict
 
 from redco_cli.adapters.low_rank import adapting
 from redco_cli.adapters.model import Adapter
-from redco_cli.adapters.peft import CONFIG, PREFIX, WEIGHTS, read_peft
+from redco_cli.adapters.peft import read_peft
+from redco_cli.adapters.stored import CONFIG, PREFIX, WEIGHTS
 from redco_cli.errors import ModelError
 from redco_cli.exporting.check import TOLERANCE
 from redco_cli.exporting.export import Exported, write_whole
 from redco_cli.exporting.files import write_tokenizer
+from redco_cli.exporting.saved_modules import modules_of, saved_tensors, tied_head
 from redco_cli.exporting.tensors import Model, Tensor, fetched
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.example_inputs import example_inputs
@@ -75,7 +77,7 @@ def peft_files(adapter: Adapter, own: Params, base: Params, model: Model, name: 
     factors = adapter.factors(own)
     modules = _of_decoder(adapter, factors, model) if isinstance(model, DecoderModel) else _of_flax(adapter, factors)
     tensors = {f"{PREFIX}{one.name}{suffix}": array for one in modules for suffix, array in one.tensors.items()}
-    saved = _saved(adapter, factors, base, model)
+    saved = saved_tensors(adapter, factors, base, model)
     tensors |= {f"{PREFIX}{path}": array for path, array in saved.items()}
     return {CONFIG: _config(adapter, modules, sorted(saved), model, name), WEIGHTS: tensors}
 
@@ -217,24 +219,6 @@ def _behind(tensors: Mapping[str, Array]) -> dict[str, Array]:
     return {f".{name}": np.ascontiguousarray(array) for name, array in tensors.items()}
 
 
-def _saved(adapter: Adapter, factors: Mapping[str, Mapping[str, Any]], base: Params, model: Model) -> dict[str, Array]:
-    """Tensors of the modules that are trained themselves; a module is saved whole, with a bias that is not trained."""
-    if not adapter.saved:
-        return {}
-    if isinstance(model, DecoderModel):
-        problem = f"{', '.join(adapter.saved)} are trained themselves, which this layout cannot hold for the decoder"
-        raise ModelError("adapter.modules_to_save", problem, "merge them: redco export --merge")
-    known = flatten_dict(base, sep="/")
-    whole = {path.rpartition("/")[0] for path in adapter.saved}
-    found = {}
-    for path, leaf in known.items():
-        if path.rpartition("/")[0] in whole:
-            name, order = torch_name(tuple(path.split("/")), len(leaf.shape))
-            array = fetched(factors[path]["whole"] if path in adapter.saved else leaf, (), "float32")
-            found[name] = np.ascontiguousarray(array if order is None else array.transpose(order))
-    return found
-
-
 def _config(
     adapter: Adapter, modules: Sequence[_Module], saved: Sequence[str], model: Model, name: str | None
 ) -> dict[str, Any]:
@@ -261,7 +245,8 @@ def _config(
         "target_modules": _short([one.name for one in modules], _matrices(model)),
         "rank_pattern": {one.name: one.rank for one in modules if one.rank != rank},
         "alpha_pattern": {one.name: _plain(alpha(one)) for one in modules if not math.isclose(alpha(one), usual)},
-        "modules_to_save": sorted({path.rpartition(".")[0] for path in saved}) or None,
+        "modules_to_save": sorted(modules_of(saved) - {tied_head(model)}) or None,
+        "ensure_weight_tying": tied_head(model) in modules_of(saved),
         "init_lora_weights": True,
     }
 

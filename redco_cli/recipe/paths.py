@@ -21,6 +21,7 @@ _PATH_KEYS = (
     "model.name",
     "model.tokenizer",
     "model.params",
+    "adapter.from",
     "data.train.path",
     "data.train.data_files",
     "data.eval.path",
@@ -33,7 +34,7 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
     """The recipe with every relative path that exists made absolute: plugin file, data files, model directories.
 
     A path is searched from the recipe's folder, then from the working directory. `output_dir` stays as it is, and
-    `model.params` is absolute even when it is gone: a run that continues needs it no more.
+    `model.params` and `adapter.from` are absolute even when they are gone: a run that continues needs them no more.
     """
     recipe, directory = loaded.recipe, loaded.directory
     plugin = recipe.plugin
@@ -46,7 +47,11 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
     predict = recipe.predict
     if predict.input is not None:
         predict = predict.model_copy(update={"input": _pinned(predict.input, directory)})
-    update = {"plugin": plugin, "model": model, "models": models, "data": data, "predict": predict}
+    adapter = recipe.adapter
+    if adapter is not None and adapter.source is not None:
+        adapter = adapter.model_copy(update={"from": str(find_params(adapter.source, directory))})
+    sections = {"plugin": plugin, "model": model, "models": models, "adapter": adapter}
+    update = {**sections, "data": data, "predict": predict}
     return replace(loaded, recipe=recipe.model_copy(update=update))
 
 
@@ -62,7 +67,7 @@ def _pinned_model(section: Model, directory: Path) -> Model:
 
 
 def find_params(name: str, directory: Path) -> Path:
-    """The absolute path of `model.params`: seen from the recipe's folder, else from the working directory."""
+    """The absolute path of `model.params` or `adapter.from`, seen from the recipe's folder, else the working one."""
     given = os.path.expanduser(name)
     return Path(os.path.abspath(directory / given if os.path.isdir(directory / given) else given))
 
@@ -143,7 +148,9 @@ def _moved(before: Mapping[str, Any], now: Any, old: Path, new: Path, prefix: st
             found[name] = {one: _moved_model(section, present, one, old, new, main) for one, section in value.items()}
         else:
             rebased = _rebased(value, old, new)
-            within = key == "model.params" and rebased and str(Path(rebased).parent) == present  # a pinned checkpoint
+            within = (
+                key in ("model.params", "adapter.from") and rebased and str(Path(rebased).parent) == present
+            )  # a pinned checkpoint
             found[name] = rebased if key in _PATH_KEYS and (rebased == present or within) else value
     return found
 

@@ -34,11 +34,11 @@ from redco_cli.training.precision.loss_scale import first_scale
 from redco_cli.training.records.metrics import METRICS_NAME, Recorder, read_records
 from redco_cli.training.records.plot import plot_losses
 from redco_cli.training.records.sinks import open_sinks
-from redco_cli.training.saving.constant import refuse_others
+from redco_cli.training.saving.constant import load_constants, refuse_others
 from redco_cli.training.saving.extension import leave_behind
 from redco_cli.training.saving.files.digest import digests
 from redco_cli.training.saving.identity import remembering
-from redco_cli.training.saving.initial import load_constants, load_initial_params
+from redco_cli.training.saving.initial import load_initial_params
 from redco_cli.training.saving.meta import Meta
 from redco_cli.training.saving.outer_state import OuterState
 from redco_cli.training.saving.owner import check_owner, write_again

@@ -235,10 +235,8 @@ def sections(section: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tu
 
 
 def test_every_section_is_found():
-    assert {section for _, section in sections()} == {Recipe, *Section.__subclasses__()} - {
-        OverrideSection,
-        OtherModelSection,
-    }
+    known = {(one.__subclasses__() or [one])[0] for one in Section.__subclasses__()}  # `adapter` is made in two steps
+    assert {section for _, section in sections()} == {Recipe, *known} - {OverrideSection, OtherModelSection}
 
 
 @pytest.mark.parametrize(("name", "section"), [pytest.param(*pair, id=pair[0] or "recipe") for pair in sections()])

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from redco_cli.recipe.section import Fraction, Positive, Section, Strings, contradiction
 
 Share = Annotated[float, Field(gt=0)]
+TAKEN = frozenset({"type", "rank", "alpha", "rslora", "targets", "rank_pattern", "alpha_pattern", "modules_to_save"})
+"""The keys that `from` gives."""
+_FROM = """An adapter to begin with: a directory of PEFT's files, the output directory of a run, of which the newest
+whole checkpoint counts, or one `checkpoint-<step>` in it. `type`, `rank`, `alpha`, `rslora`, `targets`, the patterns
+and `modules_to_save` are as there, and need not be given. Searched from the recipe's folder, then the working
+directory.
+"""
 
 
 class AdapterSection(Section):
@@ -41,3 +48,16 @@ class AdapterSection(Section):
         if isinstance(self.targets, tuple) and not self.targets:
             raise contradiction("adapter.targets", "an empty list adapts nothing", "leave it out, or name weights")
         return self
+
+    @property
+    def source(self) -> str | None:
+        """What `from` names; None for a fresh adapter."""
+        source: str | None = getattr(self, "from", None)
+        return source
+
+
+if not TYPE_CHECKING:  # `from` is a word of Python, which the body of a class cannot have for a name
+    _SOURCE = {"from": (str | None, Field(default=None, description=" ".join(_FROM.split())))}
+    AdapterSection = create_model(
+        "AdapterSection", __base__=AdapterSection, __doc__=AdapterSection.__doc__, __module__=__name__, **_SOURCE
+    )

@@ -7,15 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
+from redco_cli.adapters.model import ADAPTER
 from redco_cli.errors import ModelError, PluginError, StorageError
-from redco_cli.models.several import MAIN, keeps_base, never_updated, place_of_model, section_of
+from redco_cli.job import Job
+from redco_cli.models.several import MAIN, keeps_base, never_updated, place_of_model, section_of, unsaved
+from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
+from redco_cli.training.saving.files.deletion import CheckpointDeletedError, is_gone
 from redco_cli.training.saving.files.digest import digests
-from redco_cli.training.saving.initial import find_initial_checkpoints
+from redco_cli.training.saving.initial import find_initial_checkpoints, load_model_params
+from redco_cli.training.saving.saved import SavedCheckpoints
 
 
 def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> LoadedRecipe:
@@ -32,8 +38,9 @@ def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> Loa
     if recipe.adapter is not None and recipe.adapter.base_dtype == "auto":  # computed in another type, it stays
         known = recipe.model.dtype if before is None else (before.get("adapter") or {}).get("base_dtype")
         adapter = recipe.adapter.model_copy(update={"base_dtype": known or recipe.model.dtype})
-        recipe = recipe.model_copy(update={"adapter": adapter})
-        loaded = replace(loaded, recipe=recipe)
+        loaded = replace(loaded, recipe=recipe.model_copy(update={"adapter": adapter}))
+    loaded = _with_pinned_source(loaded, before)
+    recipe = loaded.recipe
     names = [name for name in never_updated(recipe) if section_of(recipe, name).params is not None]
     if not names:
         return loaded
@@ -55,6 +62,54 @@ def pinned_models(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> Loa
         pinned_sections[name] = section.model_copy(update={"params": str(pinned)})
     changed = {"model": pinned_sections.pop(MAIN, recipe.model), "models": {**recipe.models, **pinned_sections}}
     return replace(loaded, recipe=recipe.model_copy(update=changed))
+
+
+def _with_pinned_source(loaded: LoadedRecipe, before: Mapping[str, Any] | None) -> LoadedRecipe:
+    """A recipe in which `adapter.from` names one checkpoint of a run; it may be gone where a run continues."""
+    section = loaded.recipe.adapter
+    if section is None or section.source is None:
+        return loaded
+    path = find_params(section.source, loaded.directory)
+    if before is None:
+        found = find_initial_checkpoints(loaded, [ADAPTER])
+        pinned = next((one.checkpoints.path(one.step) for one in found.values()), path)
+    else:
+        pinned = Path((before.get("adapter") or {}).get("from") or path)
+    if pinned not in (path, path / pinned.name):
+        return loaded
+    adapter = section.model_copy(update={"from": str(pinned)})
+    return replace(loaded, recipe=loaded.recipe.model_copy(update={"adapter": adapter}))
+
+
+def load_constants(job: Job, placement: Placement, checkpoints: SavedCheckpoints) -> Params:
+    """The parameters of the models that are in no checkpoint, by name; on the mesh.
+
+    Args:
+        job: its models.
+        placement: where they live.
+        checkpoints: those that were saved beside them.
+
+    Raises:
+        ModelError, StorageError: as `load_initial_params`.
+        CheckpointDeletedError: the checkpoint of one is no longer there.
+    """
+    kept = {MAIN} if keeps_base(job.recipe) else set()
+    names = unsaved(job.recipe) - kept
+    for name in names:  # they are pinned: another one of the same run would be another model
+        path = find_params(section_of(job.recipe, name).params or "", job.loaded.directory)
+        if path.name.startswith("checkpoint-") and is_gone(path):
+            raise CheckpointDeletedError.at(path)
+    initial = find_initial_checkpoints(job.loaded, names)
+    loaded = {name: load_model_params(job, name, placement.params[name], initial.get(name))[0] for name in names}
+    return loaded | {
+        name: checkpoints.restore_base(_placed(job.model.abstract[name], placement, name)) for name in kept
+    }
+
+
+def _placed(abstract: Params, placement: Placement, name: str) -> Params:
+    """Abstract parameters of a model where they live."""
+    places = placement.params[name]
+    return jax.tree.map(lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), abstract, places)
 
 
 def refuse_others(

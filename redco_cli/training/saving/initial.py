@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.adapters.attach import adapter_in
-from redco_cli.adapters.model import ADAPTER
+from redco_cli.adapters.model import ADAPTER, Adapter
+from redco_cli.adapters.peft import is_peft
+from redco_cli.adapters.source import check_source, values_in
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.job import Job
 from redco_cli.models.initial import check_initial, initial_params
@@ -25,19 +27,16 @@ from redco_cli.models.several import (
     MAIN,
     Models,
     constant_of,
-    keeps_base,
     members_of,
     place_of_model,
     section_of,
-    unsaved,
 )
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
 from redco_cli.recipe.paths import find_params
 from redco_cli.training.saving.checkpoint import Checkpoints
-from redco_cli.training.saving.files.deletion import CheckpointDeletedError, is_gone
-from redco_cli.training.saving.saved import SavedCheckpoints
+from redco_cli.training.saving.files.digest import refuse_other_base
 from redco_cli.training.saving.selection import (
     choosing_again,
     first_undamaged,
@@ -97,19 +96,22 @@ def find_initial_checkpoints(
 
     Args:
         loaded: the recipe.
-        names: of the models that are looked for; default: all.
+        names: of the models that are looked for; default: all. The adapter's is what `adapter.from` names, if a run.
 
     Raises:
         StorageError: one names neither, or what it names is damaged.
     """
-    names = (MAIN, *loaded.recipe.models) if names is None else names
+    names = (MAIN, ADAPTER, *loaded.recipe.models) if names is None else names
     found = {name: _find_initial_checkpoint(loaded, name) for name in names}
     return {name: one for name, one in found.items() if one is not None}
 
 
 def _find_initial_checkpoint(loaded: LoadedRecipe, name: str) -> InitialCheckpoint | None:
     params, where = section_of(loaded.recipe, name).params, place_of_model(name, loaded.where)(_KEY)
-    if params is None:
+    if name == ADAPTER:
+        params = None if loaded.recipe.adapter is None else loaded.recipe.adapter.source
+        where = loaded.where("adapter.from")
+    if params is None or (name == ADAPTER and is_peft(find_params(params, loaded.directory))):
         return None
     path = find_params(params, loaded.directory)
     checkpoints = own_checkpoints(path, loaded.recipe)
@@ -117,7 +119,7 @@ def _find_initial_checkpoint(loaded: LoadedRecipe, name: str) -> InitialCheckpoi
 
         def newest() -> int:
             step = _newest(checkpoints)
-            _refuse_adapter(checkpoints, step, where)
+            _refuse_other_kind(checkpoints, step, where, name)
             return step
 
         return InitialCheckpoint(checkpoints, choosing_again(newest), where, named=False)
@@ -126,13 +128,19 @@ def _find_initial_checkpoint(loaded: LoadedRecipe, name: str) -> InitialCheckpoi
         raise StorageError(where, f"{params} holds no checkpoint", remedy)
     checkpoints, step = named_checkpoint(path, loaded.recipe, where, "the output directory of a run")
     refuse_damaged(checkpoints, step, ("params",))
-    _refuse_adapter(checkpoints, step, where)
+    _refuse_other_kind(checkpoints, step, where, name)
     return InitialCheckpoint(checkpoints, step, where)
 
 
-def _refuse_adapter(checkpoints: Checkpoints, step: int, where: str) -> None:
-    """Refuses a run that trained an adapter: its parameters are not those of a model."""
-    if checkpoints.damage(step, ("meta",)) is None and checkpoints.meta(step).recipe.get("adapter"):
+def _refuse_other_kind(checkpoints: Checkpoints, step: int, where: str, name: str) -> None:
+    """Refuses for a model a run that trained an adapter, and for an adapter one that trained none."""
+    if checkpoints.damage(step, ("meta",)) is not None:
+        return
+    is_adapted = bool(checkpoints.meta(step).recipe.get("adapter"))
+    if name == ADAPTER and not is_adapted:
+        problem = f"{shown(checkpoints.directory)} trained no adapter"
+        raise StorageError(where, problem, "name a run that did; model.params takes the parameters of a model")
+    if name != ADAPTER and is_adapted:
         problem = f"{shown(checkpoints.directory)} trained an adapter, and holds no parameters of a model"
         remedy = "merge it (redco export RUN --output DIR), and name that directory in model.name"
         raise StorageError(where, problem, remedy)
@@ -152,6 +160,7 @@ def check_initial_params(job: Job, initial: Mapping[str, InitialCheckpoint]) -> 
         ModelError: they are not those of the model, or weights of `model.name` are missing or cut off.
         StorageError: a checkpoint cannot be read.
     """
+    _check_source(job)
     for name, model in members_of(job.model).items():
         given = _given(job, name, initial)
         if given is None:
@@ -160,12 +169,19 @@ def check_initial_params(job: Job, initial: Mapping[str, InitialCheckpoint]) -> 
             _refuse_mismatches(model, name, given)
 
 
+def _check_source(job: Job) -> None:
+    adapter = adapter_in(job.model)
+    if adapter is not None:
+        check_source(adapter.section, members_of(job.model)[MAIN], job.loaded)
+
+
 def _refuse_mismatches(model: Any, name: str, given: InitialCheckpoint) -> None:
     wrong = given.reading(lambda: given.checkpoints.mismatches(given.step, model.abstract, name))
     if wrong:
         more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
         problem = f"the parameters in {given.name} are not those of this model: {'; '.join(wrong[:_NAMED])}{more}"
-        remedy = "give the model the config and the implementation of that run, or leave model.params out"
+        key = "adapter.from" if name == ADAPTER else _KEY
+        remedy = f"give the model the config and the implementation of that run, or leave {key} out"
         raise ModelError(given.where, problem, remedy)
 
 
@@ -186,19 +202,30 @@ def load_initial_params(
         ModelError: they do not fit the model, or cannot be loaded.
         StorageError: a checkpoint is damaged.
     """
+    _check_source(job)
     params, fresh = {}, []
     several = isinstance(job.model, Models)
     for name in members_of(job.model):
         places = placement.params[name] if several else placement.params
-        params[name], new = _load_model(job, name, places, _given(job, name, initial))
+        params[name], new = load_model_params(job, name, places, _given(job, name, initial))
         if name == MAIN and job.recipe.adapter is not None:
             _refuse_fresh(job, new)
         fresh += [f"{name}/{path}" if several else path for path in new]
     adapter = adapter_in(job.model)
     if adapter is not None:
-        begin = jax.jit(adapter.begun, out_shardings=placement.params[ADAPTER])
-        params[ADAPTER] = begin(params[MAIN], params[ADAPTER])
+        params[ADAPTER] = _begun(job, placement, adapter, params, initial.get(ADAPTER))
     return params if several else params[MAIN], tuple(fresh)
+
+
+def _begun(job: Job, placement: Placement, adapter: Adapter, params: Params, given: InitialCheckpoint | None) -> Params:
+    """The first parameters of an adapter: those that `adapter.from` names, or such that change nothing."""
+    model, places = members_of(job.model)[MAIN], placement.params[ADAPTER]
+    if given is not None:
+        refuse_other_base(params[MAIN], placement.mesh, given.checkpoints.meta(given.step), given.where, given.name)
+        return params[ADAPTER]
+    if adapter.section.source is not None:
+        return values_in(find_params(adapter.section.source, job.loaded.directory), model, places)
+    return jax.jit(adapter.begun, out_shardings=places)(params[MAIN], params[ADAPTER])
 
 
 def _refuse_fresh(job: Job, fresh: Sequence[str]) -> None:
@@ -216,39 +243,20 @@ def _given(job: Job, name: str, initial: Mapping[str, InitialCheckpoint]) -> Ini
     return initial.get(name, initial.get(MAIN) if inherits else None)
 
 
-def load_constants(job: Job, placement: Placement, checkpoints: SavedCheckpoints) -> Params:
-    """The parameters of the models that are in no checkpoint, by name; on the mesh.
+def load_model_params(
+    job: Job, name: str, places: Any, given: InitialCheckpoint | None
+) -> tuple[Params, tuple[str, ...]]:
+    """Parameters of one model where they live, and the paths of those that were initialised.
 
     Args:
         job: its models.
-        placement: where they live.
-        checkpoints: those that were saved beside them.
+        name: of the model.
+        places: the sharding of each parameter.
+        given: a checkpoint to take them from; None for the weights of the model's `name`, or fresh ones.
 
     Raises:
         ModelError, StorageError: as `load_initial_params`.
-        CheckpointDeletedError: the checkpoint of one is no longer there.
     """
-    kept = {MAIN} if keeps_base(job.recipe) else set()
-    names = unsaved(job.recipe) - kept
-    for name in names:  # they are pinned: another one of the same run would be another model
-        path = find_params(section_of(job.recipe, name).params or "", job.loaded.directory)
-        if path.name.startswith("checkpoint-") and is_gone(path):
-            raise CheckpointDeletedError.at(path)
-    initial = find_initial_checkpoints(job.loaded, names)
-    loaded = {name: _load_model(job, name, placement.params[name], initial.get(name))[0] for name in names}
-    return loaded | {
-        name: checkpoints.restore_base(_placed(job.model.abstract[name], placement, name)) for name in kept
-    }
-
-
-def _placed(abstract: Params, placement: Placement, name: str) -> Params:
-    """Abstract parameters of a model where they live."""
-    places = placement.params[name]
-    return jax.tree.map(lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at), abstract, places)
-
-
-def _load_model(job: Job, name: str, places: Any, given: InitialCheckpoint | None) -> tuple[Params, tuple[str, ...]]:
-    """Parameters of one model where they live, and the paths of those that were initialised."""
     model, section = members_of(job.model)[name], section_of(job.recipe, name)
     dtype = constant_of(job.model).get(name)
     if given is not None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
 from pydantic import ValidationError
 
+from redco_cli.adapters.model import ADAPTER, Adapter, adapter_of
+from redco_cli.adapters.peft import is_peft, merged_with, read_peft
 from redco_cli.errors import RecipeError, StorageError
 from redco_cli.models.several import MAIN
+from redco_cli.plugin.contract import Params
 from redco_cli.plugin.shapes import Shapes
 from redco_cli.recipe.explain import explain
 from redco_cli.recipe.load import RESOLVED_NAME, LoadedRecipe, place, shown
@@ -17,6 +24,7 @@ from redco_cli.recipe.paths import found_again
 from redco_cli.recipe.schema import Recipe
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.files.deletion import CheckpointDeletedError
+from redco_cli.training.saving.files.digest import refuse_other_base
 from redco_cli.training.saving.initial import find_initial_checkpoints
 from redco_cli.training.saving.selection import (
     choosing_again,
@@ -88,6 +96,47 @@ def stored_model(path: Path) -> StoredModel:
     except ValidationError as error:
         raise RecipeError.of(explain(error, lambda key: place(key, {}, where))) from None
     return StoredModel(checkpoints, step, LoadedRecipe(recipe, Path(where), {}), meta.init_shapes)
+
+
+def with_adapter_of(path: Path, model: Any, params: Params) -> Params:
+    """The parameters of a model merged with an adapter, where they live.
+
+    Args:
+        path: a directory of PEFT's files, a run that trained an adapter for this model, or one of its checkpoints.
+        model: a named one, or a plugin's own; of that PEFT knows nothing.
+        params: its parameters.
+
+    Raises:
+        ModelError: the adapter does not fit the model, or was trained for other parameters.
+        StorageError: there is none, or it cannot be read.
+    """
+    where = f"adapter={os.fspath(path)!r}"
+    if is_peft(path):
+        return merged_with(*read_peft(path, model), params)
+    if not is_run(path):
+        problem = "is neither a directory of PEFT's files nor a run"
+        raise StorageError(where, problem, "give what PEFT or redco export --adapter wrote, or a run with an adapter")
+
+    def attempt() -> tuple[Adapter, Params]:
+        stored = stored_model(path)
+        section, checkpoints, step = stored.loaded.recipe.adapter, stored.checkpoints, stored.step
+        if section is None:
+            problem = f"{shown(checkpoints.path(step))} is of a run that trained no adapter"
+            raise StorageError(where, problem, "load it by itself: load_model(RUN)")
+        adapter, (place, *_) = adapter_of(model, section, stored.loaded.where), jax.tree.leaves(params)
+        whole = (
+            NamedSharding(place.sharding.mesh, PartitionSpec())
+            if isinstance(place.sharding, NamedSharding)
+            else place.sharding
+        )
+        abstract = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=whole), adapter.abstract
+        )
+        own = checkpoints.restore_params(step, abstract, ADAPTER)
+        refuse_other_base(params, None, checkpoints.meta(step), where, shown(checkpoints.path(step)))
+        return adapter, own
+
+    return merged_with(*choosing_again(attempt, named=names_checkpoint(path)), params)
 
 
 def stored_shapes(loaded: LoadedRecipe, directory: Path, choice: str, where: str = "--checkpoint") -> Shapes | None:

@@ -11,24 +11,30 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from redco_cli.console import note
+from redco_cli.errors import ModelError
+from redco_cli.models.several import MAIN
 from redco_cli.plugin.contract import Params
 from redco_cli.runtime.mesh import replicated
+from redco_cli.training.saving.meta import Meta
 
 _ODD = 2654435761
 """Multiplies places, so that two arrays that differ in the order of their elements differ in their sums."""
 
 
-def digests(constants: Mapping[str, Params], mesh: Mesh, dtype: str | None = None) -> dict[str, str]:
+def digests(constants: Mapping[str, Params], mesh: Mesh | None, dtype: str | None = None) -> dict[str, str]:
     """By name of a model, a hash of all its parameters: the same on every mesh.
 
     Sums of integers do not depend on their order, so each device adds up its own part.
 
     Args:
         constants: by name, on the mesh.
-        mesh: the devices.
+        mesh: the devices; None for one.
         dtype: the type as which floating-point parameters are looked at; None for their own.
     """
-    add_up = jax.jit(lambda x: _weighted_sum(_seen_as(x, dtype)), out_shardings=replicated(mesh))
+    add_up = jax.jit(
+        lambda x: _weighted_sum(_seen_as(x, dtype)), out_shardings=None if mesh is None else replicated(mesh)
+    )
     found = {}
     for name, params in constants.items():
         text = hashlib.sha256()
@@ -37,6 +43,30 @@ def digests(constants: Mapping[str, Params], mesh: Mesh, dtype: str | None = Non
             text.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {kind} {int(add_up(leaf))};".encode())
         found[name] = text.hexdigest()
     return found
+
+
+def refuse_other_base(base: Params, mesh: Mesh | None, meta: Meta, where: str, name: str) -> None:
+    """Refuses a model other than the one that an adapter was trained for.
+
+    Narrower numbers than those it was trained with do not tell: a note says so.
+
+    Args:
+        base: its parameters.
+        mesh: the devices; None for one.
+        meta: what a checkpoint of the adapter says of itself.
+        where: the place for errors.
+        name: of the checkpoint.
+
+    Raises:
+        ModelError: it is another.
+    """
+    known, section = meta.digests.get(MAIN), meta.recipe.get("adapter") or {}
+    kinds = {str(leaf.dtype) for leaf in jax.tree.leaves(base)}
+    if known is None or kinds not in ({"float32"}, {section.get("base_dtype")}):
+        note(f"whether {name} was trained for this model is not known: its numbers are kept in another type here")
+    elif digests({MAIN: base}, mesh, str(section.get("base_dtype")))[MAIN] != known:
+        problem = f"the adapter in {name} was trained for a model with other parameters"
+        raise ModelError(where, problem, "name the model that it was trained for, by its name or model.params")
 
 
 def _seen_as(x: Any, dtype: str | None) -> Any:
