@@ -11,6 +11,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from redco_cli.adapters.quantized.layout import read_as_seen
+from redco_cli.adapters.quantized.program import seen_params
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.job import Job, first_batch
 from redco_cli.models.several import constant_of
@@ -24,7 +26,7 @@ from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.decide.override import Override
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import BATCH_AXES, Plan
-from redco_cli.sharding.program.reading import Reading, read
+from redco_cli.sharding.program.reading import Reading, parameters_only, read
 from redco_cli.sharding.tensor_split import split_as
 
 
@@ -156,7 +158,13 @@ def read_program(function: Callable[[Variables, Any], Any], abstract: Variables,
     def positional(params: Params, batch: Any, state: Any, step: Any) -> Any:
         return function(Variables(params, state, step), batch)
 
-    return read(positional, abstract.params, batch, abstract.state, abstract.step)
+    reading = read(positional, seen_params(abstract.params), batch, abstract.state, abstract.step)
+    return read_as_seen(reading, abstract.params)
+
+
+def read_nothing(job: Job) -> Reading:
+    """The parameters of a job without its program: enough where nothing is split but the batch."""
+    return read_as_seen(parameters_only(seen_params(job.model.abstract)), job.model.abstract)
 
 
 def abstract_batch(job: Job, size: int, stage: Any = "train") -> Any:

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from redco_cli.adapters.attach import adapter_in, merged_params
 from redco_cli.adapters.model import ADAPTER
+from redco_cli.adapters.quantized.program import dense_params, seen_params
 from redco_cli.console import note
 from redco_cli.errors import ModelError, PluginError, StorageError, UsageError
 from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, export_model
@@ -28,7 +29,7 @@ from redco_cli.models.own_module import ModuleModel
 from redco_cli.models.resolve import load_named_model, model_shardings, resolve_model
 from redco_cli.models.several import MAIN, Models, members_of, section_of, unsaved
 from redco_cli.models.weights.load import checkpoint_directory
-from redco_cli.placement import Placement, place
+from redco_cli.placement import Placement, place, read_nothing
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.plugin.contract import Params
@@ -37,7 +38,7 @@ from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, shown
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
-from redco_cli.sharding.program.reading import parameters_only, read
+from redco_cli.sharding.program.reading import read
 from redco_cli.training.saving.files.state_dict import to_state_dict
 from redco_cli.training.saving.parameters import trained_variables
 from redco_cli.training.saving.selection import choosing_again, own_checkpoints
@@ -151,7 +152,7 @@ def _merged_run(stored: StoredModel, mesh: Mesh | None) -> tuple[AnyModel, Param
     model = _member(job.model, MAIN, "load_model")
     places = model_shardings(model, mesh, loaded.where)
     count = len(jax.tree.leaves(places)[0].device_set)
-    placement = place(job, parameters_only(job.model.abstract), {DATA: 1, FSDP: count, TENSOR: 1})
+    placement = place(job, read_nothing(job), {DATA: 1, FSDP: count, TENSOR: 1})
     at = stored.checkpoints.path(stored.step)
     variables, _ = trained_variables(job, placement, at.parent, str(at))
     return model, jax.device_put(merged_params(job.model, variables.params), places)
@@ -273,7 +274,7 @@ def _adapter_alone(job: Job, model: str, dtype: Dtype | None) -> Callable[..., E
         raise UsageError("--adapter", problem, "leave it out: the model is exported")
 
     def write(params: Params, directory: Path, name: str | None) -> Exported:
-        own, base = params[ADAPTER], params[MAIN]
+        own, base = params[ADAPTER], jax.jit(dense_params)(params[MAIN])
         return export_adapter(adapter, own, base, chosen, directory, name=name, tokenizer=job.tokenizer)
 
     return write
@@ -288,10 +289,12 @@ def _check_trained(loaded: LoadedRecipe, run: Path | None, checkpoint: str) -> N
 def _spread(job: Job) -> Placement:
     """Parameters on one device where it has room for those of an export and of its check; else over all devices."""
     memory, count = memory_of_a_device(), len(jax.devices())
-    needed = SETS_AT_ONCE * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(job.model.abstract))
+    needed = SETS_AT_ONCE * sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(seen_params(job.model.abstract))
+    )
     if jax.process_count() == 1 and (memory is None or needed <= memory):
         count = 1
-    reading = parameters_only(job.model.abstract)
+    reading = read_nothing(job)
     if count > 1 and not isinstance(job.model, Models):
         inputs = example_inputs(job.model, count)
         reading = read(lambda params, batch: example_loss(job.model, params, batch), job.model.abstract, inputs)

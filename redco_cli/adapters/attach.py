@@ -10,10 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from redco_cli.adapters.low_rank import adapting
 from redco_cli.adapters.model import ADAPTER, Adapter, adapter_of
+from redco_cli.adapters.quantized.base import kept_base
+from redco_cli.adapters.quantized.program import dense_params, dequantizing
 from redco_cli.adapters.source import filled
+from redco_cli.console import note
 from redco_cli.errors import RecipeError
 from redco_cli.models.several import MAIN, Models, constant_of, members_of, without
 from redco_cli.plugin.contract import Params
@@ -50,8 +54,9 @@ def with_adapter(model: Any, loaded: LoadedRecipe) -> tuple[Any, LoadedRecipe]:
     adapter = adapter_of(members[MAIN], section, where)
     dtype = recipe.model.dtype if section.base_dtype == "auto" else section.base_dtype
     constant = {MAIN: dtype, **constant_of(model)}
+    kept = {MAIN: kept_base(adapter, constant[MAIN], where)} if section.quantize else {}
     loaded = replace(loaded, recipe=recipe.model_copy(update={"adapter": section}))
-    return Models({**members, ADAPTER: adapter}, constant, is_named=isinstance(model, Models)), loaded
+    return Models({**members, ADAPTER: adapter}, constant, isinstance(model, Models), kept), loaded
 
 
 def adapter_in(model: Any) -> Adapter | None:
@@ -70,10 +75,13 @@ def merged_params(model: Any, params: Params) -> Params:
     """The parameters of the model that an adapter was trained for, merged with it; in the types of the model."""
     adapter = adapter_in(model)
     assert adapter is not None
+    if adapter.section.quantize:
+        note(f"the adapter is merged into what {adapter.section.quantize} has made of the weights, dequantised")
     abstract = members_of(model)[MAIN].abstract
 
     def merge(base: Params, own: Params) -> Params:
-        wide = jax.tree.map(lambda leaf, wanted: leaf.astype(wanted.dtype), base, abstract)
+        dense = dense_params(base, jnp.float32)
+        wide = jax.tree.map(lambda leaf, wanted: leaf.astype(wanted.dtype), dense, abstract)
         return adapter.merged(wide, own)
 
     return jax.jit(merge)(params[MAIN], params[ADAPTER])
@@ -104,7 +112,8 @@ def computed(model: Any, function: Callable[..., Any], variables: Variables, *ot
     adapted = adapting(plain, adapters, splits)
     factors = {f"{prefix}{path}": one for path, one in adapter.factors(variables.params[ADAPTER]).items()}
     key = None if dropout is None else jax.random.fold_in(dropout, _STREAM)
-    return adapted(rest[MAIN] if alone else rest, factors, key, variables.state, variables.step, *others)
+    params = rest[MAIN] if alone else rest
+    return dequantizing(adapted)(params, factors, key, variables.state, variables.step, *others)
 
 
 _STREAM = 0x61646170

@@ -44,6 +44,7 @@ class Adapter:
         adapters: the same paths to rank and scale.
         saved: paths of parameters that are trained themselves.
         layers: path of a parameter of the model to how many of its leading dims count layers, where that is known.
+        linear: where the base is quantised, path of each weight that `all_linear` means to how the model uses it.
         config: None; the model has one.
         task: None likewise.
         frozen: empty: all of it is trained.
@@ -55,6 +56,7 @@ class Adapter:
     adapters: Mapping[str, LowRank]
     saved: tuple[str, ...]
     layers: Mapping[str, int] = field(default_factory=dict, repr=False)
+    linear: Mapping[str, Use] = field(default_factory=dict, repr=False)
     config: None = None
     task: None = None
     frozen: tuple[str, ...] = ()
@@ -156,7 +158,9 @@ def adapter_of(model: Any, section: AdapterSection, where: Callable[[str], str])
     """
     found = model_uses(model)
     known = list(flatten_dict(model.abstract, sep="/"))
-    chosen = _chosen(model, section, found, known, where)
+    all_linear = not isinstance(section.targets, tuple)
+    linear = _linear(model, found, known) if all_linear or section.quantize else {}
+    chosen = list(linear) if all_linear else _matching(section.targets, known, where("adapter.targets"))
     saved = _matching(section.modules_to_save, known, where("adapter.modules_to_save"))
     chosen = [path for path in chosen if path not in saved]
     if not chosen and not saved:
@@ -171,19 +175,12 @@ def adapter_of(model: Any, section: AdapterSection, where: Callable[[str], str])
         alpha = alphas.get(path, 2 * section.rank if section.alpha is None else section.alpha)
         scale = alpha / math.sqrt(rank) if section.rslora else alpha / rank
         adapters[path] = LowRank(rank, scale, section.dropout)
-    return Adapter(section, model.abstract, uses, adapters, tuple(saved), getattr(model, "stacked", {}))
+    left = {path: use for path, use in linear.items() if section.quantize and path not in saved}
+    return Adapter(section, model.abstract, uses, adapters, tuple(saved), getattr(model, "stacked", {}), left)
 
 
-def _chosen(
-    model: Any,
-    section: AdapterSection,
-    found: Mapping[str, Sequence[Use | str]],
-    known: Sequence[str],
-    where: Callable[[str], str],
-) -> list[str]:
-    """The paths of the weights that are adapted."""
-    if isinstance(section.targets, tuple):
-        return _matching(section.targets, known, where("adapter.targets"))
+def _linear(model: Any, found: Mapping[str, Sequence[Use | str]], known: Sequence[str]) -> dict[str, Use]:
+    """Every weight that is multiplied with activations, always in the same way, and followed by another."""
     reading = read(partial(_called, model), model.abstract, *_inputs(model))
     last = reading.output_axes | reading.experts
 
@@ -191,12 +188,13 @@ def _chosen(
         made = {axis for matmul in reading.matmuls.get(path, ()) for dim in matmul.produced for axis in dim}
         return not made & last
 
-    return [
-        path
-        for path in known
-        if found.get(path) and all(isinstance(use, Use) and use.kind == "product" for use in found[path])
-        if len({use.signature for use in found[path] if isinstance(use, Use)}) == 1 and is_followed(path)
-    ]
+    linear = {}
+    for path in known:
+        uses = [use for use in found.get(path, ()) if isinstance(use, Use) and use.kind == "product"]
+        always = bool(uses) and len(uses) == len(found[path]) and len({use.signature for use in uses}) == 1
+        if always and is_followed(path):
+            linear[path] = uses[0]
+    return linear
 
 
 def _one_use(path: str, uses: Sequence[Use | str], section: AdapterSection, where: Callable[[str], str]) -> Use:

@@ -54,13 +54,14 @@ class Use:
 
     def matrix(self, weight: Any) -> Any:
         """A weight, as it is stored, as matrices [*stack, inputs, outputs]."""
-        return self._layered(self._matrix)(weight)
+        return _layered(self._matrix, self.layers)(weight)
 
     def stored(self, matrix: Any, shape: tuple[int, ...]) -> Any:
-        """The inverse of `matrix`: a weight of some shape, as it is stored."""
+        """The inverse of `matrix`: a weight of some shape, as it is stored; of one layer alone, or several, as many."""
         one = jax.ShapeDtypeStruct(shape[self.layers :], matrix.dtype)
         back = jax.linear_transpose(self._matrix, one)  # entries only change places, so that this undoes it
-        return self._layered(lambda matrix: back(matrix)[0])(matrix)
+        inner = len(self.stack) - self.layers + 2
+        return _layered(lambda matrix: back(matrix)[0], matrix.ndim - inner)(matrix)
 
     def _matrix(self, weight: Any) -> Any:
         for view in self.views:
@@ -68,10 +69,11 @@ class Use:
                 (weight,) = bind(view, [weight])
         return weight.transpose(self.order).reshape(*self.stack[self.layers :], self.inputs, self.outputs)
 
-    def _layered(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        for _ in range(self.layers):
-            function = jax.vmap(function)
-        return function
+
+def _layered(function: Callable[[Any], Any], layers: int) -> Callable[[Any], Any]:
+    for _ in range(layers):
+        function = jax.vmap(function)
+    return function
 
 
 @dataclass(frozen=True)

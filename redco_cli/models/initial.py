@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from redco_cli.models.config.read import local_directory
-from redco_cli.models.weights.load import check_checkpoint, checkpoint_directory, load_params
+from redco_cli.models.weights.load import Keeping, check_checkpoint, checkpoint_directory, load_params
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
 
@@ -25,7 +26,13 @@ def check_initial(model: Any, section: ModelSection) -> None:
 
 
 def initial_params(
-    model: Any, section: ModelSection, shardings: Any, *, key: Any, where: Callable[[str], str]
+    model: Any,
+    section: ModelSection,
+    shardings: Any,
+    *,
+    key: Any,
+    where: Callable[[str], str],
+    keeping: Keeping = lambda _, leaf: leaf,
 ) -> tuple[Params, tuple[str, ...]]:
     """Parameters from `model.name`, or fresh ones where a model has no name.
 
@@ -35,6 +42,7 @@ def initial_params(
         shardings: of the parameters, a tree like `model.abstract`.
         key: of whatever is initialised.
         where: dotted recipe key to its place.
+        keeping: what is made of each parameter, given its path, once it is read.
 
     Returns:
         The parameters, and the paths of those that the checkpoint lacks and that were initialised: a new head.
@@ -43,6 +51,15 @@ def initial_params(
         ModelError: the weights cannot be found, are damaged, or do not fit.
     """
     if section.name is None:
-        return jax.jit(model.init, out_shardings=shardings)(key), ()
-    loaded = load_params(model, checkpoint_directory(section, where=where), shardings, rng=key)
+        return kept_each(jax.jit(model.init, out_shardings=shardings)(key), keeping), ()
+    directory = checkpoint_directory(section, where=where)
+    loaded = load_params(model, directory, shardings, rng=key, keeping=keeping)
     return loaded.params, loaded.fresh
+
+
+def kept_each(params: Params, keeping: Keeping) -> Params:
+    """Parameters with what is made of each, given its path; one after the other."""
+    flat = flatten_dict(params, sep="/")
+    for path in flat:
+        flat[path] = keeping(path, flat[path])
+    return unflatten_dict(flat, sep="/")

@@ -7,7 +7,7 @@ itself is as in `model`: its architecture, and the parameters to begin with.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -29,6 +29,7 @@ class Models:
     Attributes:
         members: name to model; each has `abstract` parameters.
         constant: name to the type of the parameters, for those that are never updated.
+        kept: name to abstract parameters, for those that are kept in another form than that of the model.
         is_named: whether a plugin finds parameters under the names of models; not where there is one and its adapter.
         config: None; each model has its own.
         task: None likewise.
@@ -37,6 +38,7 @@ class Models:
     members: Mapping[str, Any]
     constant: Mapping[str, str]
     is_named: bool = True
+    kept: Mapping[str, Params] = field(default_factory=dict)
     config: None = None
     task: None = None
 
@@ -46,6 +48,8 @@ class Models:
         return {name: self._abstract(name, model) for name, model in self.members.items()}
 
     def _abstract(self, name: str, model: Any) -> Params:
+        if name in self.kept:
+            return self.kept[name]
         if name not in self.constant:
             return model.abstract
         dtype = jnp.dtype(self.constant[name])

@@ -13,14 +13,14 @@ from redco_cli.console.numbers import format_bytes
 from redco_cli.console.plan import mesh_text
 from redco_cli.examples import stages_of
 from redco_cli.job import Job, prepare
-from redco_cli.placement import Placement, place, read_loss
+from redco_cli.placement import Placement, place, read_loss, read_nothing
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option, options
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.peers.multihost import process_allgather
 from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR
-from redco_cli.sharding.program.reading import Reading, parameters_only
+from redco_cli.sharding.program.reading import Reading
 
 
 def choose_placement(job: Job) -> tuple[Job, Placement]:
@@ -60,7 +60,7 @@ def recipe_placement(job: Job, read: Callable[[Job], Reading]) -> Placement:
     given = {DATA: len(jax.devices())} if section == "auto" else section.model_dump()
     sizes = {axis: given.get(axis, 1) for axis in AXES}
     splits = sizes[FSDP] * sizes[TENSOR] > 1
-    return place(job, read(job) if splits else parameters_only(job.model.abstract), sizes)
+    return place(job, read(job) if splits else read_nothing(job), sizes)
 
 
 def memory_of_a_device() -> int | None:

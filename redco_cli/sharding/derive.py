@@ -102,7 +102,7 @@ def make_plan(
         )
         for parameter, layout in zip(reading.parameters, layouts, strict=True)
     )
-    return Plan(
+    plan = Plan(
         mesh=sizes,
         specs=reading.treedef.unflatten([row.spec for row in rows]),
         gathered=reading.treedef.unflatten([row.gathered for row in rows]),
@@ -110,6 +110,7 @@ def make_plan(
         collectives=predict_collectives(reading, chosen, layouts, sizes, frozen),
         warnings=warnings,
     )
+    return plan if reading.kept is None else reading.kept(plan)
 
 
 def as_spec(dims: DimShardings) -> PartitionSpec:

@@ -29,6 +29,8 @@ from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
 
 Model = HfFlaxModel | DecoderModel
+Keeping = Callable[[str, jax.Array], Any]
+"""What is made of a parameter, given its path, once it is read."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,14 @@ def checkpoint_directory(section: ModelSection, *, where: Callable[[str], str]) 
     )
 
 
-def load_params(model: Model, directory: Path, shardings: Params | None = None, *, rng: Any = None) -> Loaded:
+def load_params(
+    model: Model,
+    directory: Path,
+    shardings: Params | None = None,
+    *,
+    rng: Any = None,
+    keeping: Keeping = lambda _, leaf: leaf,
+) -> Loaded:
     """Reads a checkpoint: each parameter is placed on its devices, piece by piece, before the next one is read.
 
     Beyond this process's shards the host holds less than 2 GiB, whatever the size of the model.
@@ -90,6 +99,7 @@ def load_params(model: Model, directory: Path, shardings: Params | None = None, 
         directory: where its weights are (`checkpoint_directory`).
         shardings: a sharding for each parameter, in the tree of `model.abstract`; None for the default device.
         rng: key for a head that the checkpoint lacks; None refuses such a checkpoint.
+        keeping: what is made of each parameter, given its path, before the next one is read; default: nothing else.
 
     Raises:
         ModelError: the checkpoint does not fit the model, or is damaged.
@@ -99,8 +109,11 @@ def load_params(model: Model, directory: Path, shardings: Params | None = None, 
     check_fit(fit, directory, may_lack_head=rng is not None)
     check_copies(fit, checkpoint, directory)
     flat_shardings = flatten_dict(shardings) if shardings is not None else {}
-    params = {path: fill(source, flat_shardings.get(path)) for path, source in fit.sources.items()}
-    params |= _initialise(model, fit.fresh, rng, flat_shardings)
+    params = {
+        path: keeping("/".join(path), fill(source, flat_shardings.get(path))) for path, source in fit.sources.items()
+    }
+    fresh = _initialise(model, fit.fresh, rng, flat_shardings)
+    params |= {path: keeping("/".join(path), leaf) for path, leaf in fresh.items()}
     return Loaded(
         unflatten_dict({path: params[path] for path in flatten_dict(model.abstract)}),
         tuple("/".join(path) for path in fit.fresh),

@@ -42,6 +42,9 @@ class AdapterSection(Section):
     """Regular expressions of whole paths that are trained themselves: a new head."""
     base_dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Type in which the parameters that are not updated are kept; `auto` is `model.dtype`."""
+    quantize: Literal["int8", "nf4"] | None = None
+    """Keep of each weight that `all_linear` means, adapted or not, codes of 8 or 4 bits and a float32 scale for each 64
+    inputs (QLoRA, without double_quant); embeddings, norms, routers and the head stay in `base_dtype`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> AdapterSection:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.plan import AXES, BATCH_AXES, TENSOR
@@ -71,7 +72,8 @@ class _Sharded:
 
     def viewed(self, equation: Any) -> _Sharded:
         """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
-        if equation.primitive.name in ("convert_element_type", "name") and not self.views:
+        fewer = not jnp.issubdtype(self.arrays.dtype, jnp.integer)  # codes of a quantised weight are few as they are
+        if equation.primitive.name in ("convert_element_type", "name") and fewer and not self.views:
             return replace(self, arrays=bind(equation, [self.arrays])[0])
         return replace(self, views=(*self.views, equation))
 

@@ -80,6 +80,8 @@ class Reading:
         lookup_axes: axes that rows of weights are looked up by: vocabularies, positions.
         experts: axes that weights and activations share without a sum over them.
         unknown: what the walk did not understand.
+        kept: for parameters that are not kept as the program sees them, a plan for what it sees to one for what is
+            kept.
     """
 
     treedef: Any
@@ -97,6 +99,7 @@ class Reading:
     lookup_axes: frozenset[Axis]
     experts: frozenset[Axis]
     unknown: tuple[tuple[str, int], ...]
+    kept: Callable[[Any], Any] | None = None
 
 
 def read(loss_fn: Callable[..., Any], params: Any, batch: Any, *others: Any) -> Reading:

@@ -14,23 +14,19 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from redco_cli.adapters.attach import adapter_in
 from redco_cli.adapters.model import ADAPTER, Adapter
 from redco_cli.adapters.peft import is_peft
+from redco_cli.adapters.quantized.base import keeping
+from redco_cli.adapters.quantized.layout import dense_places
+from redco_cli.adapters.quantized.leaf import is_quantized
+from redco_cli.adapters.quantized.program import dense_params
 from redco_cli.adapters.source import check_source, values_in
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.job import Job
-from redco_cli.models.initial import check_initial, initial_params
-from redco_cli.models.several import (
-    MAIN,
-    Models,
-    constant_of,
-    members_of,
-    place_of_model,
-    section_of,
-)
+from redco_cli.models.initial import check_initial, initial_params, kept_each
+from redco_cli.models.several import MAIN, Models, constant_of, members_of, place_of_model, section_of
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
@@ -225,7 +221,11 @@ def _begun(job: Job, placement: Placement, adapter: Adapter, params: Params, giv
         return params[ADAPTER]
     if adapter.section.source is not None:
         return values_in(find_params(adapter.section.source, job.loaded.directory), model, places)
-    return jax.jit(adapter.begun, out_shardings=places)(params[MAIN], params[ADAPTER])
+
+    def begun(base: Params, own: Params) -> Params:
+        return adapter.begun(dense_params(base), own)
+
+    return jax.jit(begun, out_shardings=places)(params[MAIN], params[ADAPTER])
 
 
 def _refuse_fresh(job: Job, fresh: Sequence[str]) -> None:
@@ -259,25 +259,19 @@ def load_model_params(
     """
     model, section = members_of(job.model)[name], section_of(job.recipe, name)
     dtype = constant_of(job.model).get(name)
+    kept, read = keeping(places, dtype), dense_places(places)
     if given is not None:
         _refuse_mismatches(model, name, given)
         wanted = jax.tree.map(
-            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, dtype or leaf.dtype, sharding=place),
+            lambda leaf, place, own: jax.ShapeDtypeStruct(
+                leaf.shape, leaf.dtype if is_quantized(own) else dtype or leaf.dtype, sharding=place
+            ),
             model.abstract,
+            read,
             places,
         )
-        return given.reading(lambda: given.checkpoints.restore_params(given.step, wanted, name)), ()
+        return kept_each(given.reading(lambda: given.checkpoints.restore_params(given.step, wanted, name)), kept), ()
     key = jax.random.key(job.recipe.seed)
     if name != MAIN and name not in job.recipe.models:  # several modules of a plugin, which must not begin alike
         key = jax.random.fold_in(key, zlib.crc32(name.encode()))
-    params, fresh = initial_params(model, section, places, key=key, where=place_of_model(name, job.where))
-    if dtype is None or jnp.dtype(dtype) == jnp.float32:
-        return params, fresh
-    return jax.tree.map(lambda leaf, place: _cast(leaf, dtype, place), params, places), fresh
-
-
-def _cast(leaf: Any, dtype: str, place: Any) -> Any:
-    """One array at a time, so that the larger ones never exist twice."""
-    small = jax.jit(lambda x: x.astype(dtype), out_shardings=place)(leaf)
-    leaf.delete()
-    return small
+    return initial_params(model, section, read, key=key, where=place_of_model(name, job.where), keeping=kept)
