@@ -49,7 +49,12 @@ $(VENV)/oracles/trl: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oracles trl==1.16.0
 	@touch $@
 
-test-all: $(VENV)/oracles/trl ## the tests and the slow matrices
+# bitsandbytes likewise: its wheel is of all CUDA versions, and the tests need its quantisation on a CPU.
+$(VENV)/oracles/bitsandbytes: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oracles bitsandbytes==0.50.2
+	@touch $@
+
+test-all: $(VENV)/oracles/trl $(VENV)/oracles/bitsandbytes ## the tests and the slow matrices
 	$(PYTEST) --timeout 900
 
 bench: install ## overhead of the training loop over a bare one

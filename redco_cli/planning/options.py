@@ -10,7 +10,6 @@ moves its bytes over the slow link.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,7 +112,7 @@ class Planner:
         fast = sum(c.bytes for c in moved) - slow
         recomputed = 4 / 3 if self.workload.remat == "full" else 1.0
         units = self.workload.global_batch_size * (self.workload.seq_length or UNITS_WITHOUT_TOKENS)
-        parameters = sum(math.prod(one.shape) for one in self.reading.parameters)
+        parameters = sum(row.count for row in plan.rows)
         compute = 6 * parameters * units * recomputed
         fast_link, slow_link = self._devices.links
         seconds = compute / (self._devices.count * self._devices.flops(self.workload.dtype))

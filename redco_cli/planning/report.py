@@ -180,7 +180,7 @@ def build_report(
     """
     return Report(
         model=model,
-        parameters=sum(math.prod(row.shape) for row in plan.rows),
+        parameters=sum(row.count for row in plan.rows),
         bytes=plan.bytes,
         devices=math.prod(plan.mesh.values()),
         chosen=chosen,

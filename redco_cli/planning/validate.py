@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from redco_cli.adapters.quantized.program import seen_params
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.data.collate import collated
 from redco_cli.data.encoded.encode import described
@@ -66,7 +67,7 @@ def summary(job: Job, timeline: Timeline) -> dict[str, Any]:
     return {
         "recipe": str(job.loaded.path),
         "plugin": job.plugin.file,
-        "parameters": {"trainable": _count(trainable), "frozen": _count(rest)},
+        "parameters": {"trainable": _count(trainable), "frozen": _count(seen_params(rest))},
         "examples": {
             "train": len(job.train_examples) if hasattr(job.train_examples, "__len__") else "streamed",
             "eval": 0 if job.eval_examples is None else len(job.eval_examples),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -30,6 +31,7 @@ class Row:
         reason: why it is split so, or why it is not.
         bytes: of the whole parameter.
         bytes_per_device: of one device's shard.
+        holds: how many parameters it is, where that is not its number of elements: packed codes are two each.
     """
 
     path: str
@@ -40,10 +42,17 @@ class Row:
     reason: str
     bytes: int
     bytes_per_device: int
+    holds: int | None = None
+
+    @property
+    def count(self) -> int:
+        """How many parameters it is."""
+        return math.prod(self.shape) if self.holds is None else self.holds
 
     def described(self) -> dict[str, Any]:
         """The row as plain JSON values."""
-        return {**asdict(self), "spec": _entries(self.spec), "gathered": _entries(self.gathered)}
+        known = {key: value for key, value in asdict(self).items() if value is not None}
+        return {**known, "spec": _entries(self.spec), "gathered": _entries(self.gathered)}
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def _kept_rows(leaf: Quantized, row: Row, sizes: Mapping[str, int]) -> list[Row]
         ways, size = math.prod(sizes[axis] for dim in lives for axis in dim), array.size * array.dtype.itemsize
         place = f"{row.path}/{name}"
         specs = as_spec(lives), as_spec(used)
-        found.append(Row(place, tuple(array.shape), str(array.dtype), *specs, reason, size, size // ways))
+        holds = math.prod(form.shape) if name == "codes" else 0
+        found.append(Row(place, tuple(array.shape), str(array.dtype), *specs, reason, size, size // ways, holds))
     return found
 
 

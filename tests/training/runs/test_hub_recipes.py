@@ -42,6 +42,12 @@ STAND_INS = {
         transformers.LlamaConfig(**MODERN, tie_word_embeddings=True, rope_theta=5e5, rope_scaling=LLAMA3),
         SIMPLE,
     ),
+    "llama_3_2_1b_qlora": (
+        transformers.LlamaConfig(
+            **{**MODERN, "hidden_size": 64, "head_dim": 16}, tie_word_embeddings=True, rope_theta=5e5, rope_scaling=LLAMA3
+        ),
+        SIMPLE,
+    ),
     "qwen3_0_6b": (transformers.Qwen3Config(**MODERN, tie_word_embeddings=True, rope_theta=1e6), THINKING),
     "gemma_3_1b": (
         transformers.Gemma3TextConfig(
