@@ -83,7 +83,10 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+SLOW = ("heads", "reshaped", "while")
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in PROGRAMS])
 def test_a_program_computes_with_the_dequantised_weight_and_its_adapter(name):
     program, shape = PROGRAMS[name]
     x, weight = drawn((3, 5, 64), 7), drawn(shape)
@@ -113,11 +116,13 @@ def stack(params, batch):
     return jax.lax.scan(body, batch["x"].astype(jnp.bfloat16), params)[0].astype(jnp.float32)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"fsdp": 8}, {"fsdp": 4, "tensor": 2}])
-def test_compiled_programs_hold_half_a_byte_a_weight_and_one_layer_of_them(sizes):
+@pytest.mark.parametrize(
+    ("kind", "byte", "sizes"), [("nf4", 0.5, {}), ("int8", 1, {"fsdp": 8}), ("nf4", 0.5, {"fsdp": 4, "tensor": 2})]
+)
+def test_compiled_programs_hold_codes_and_one_layer_of_weights(kind, byte, sizes):
     sizes = {"data": 1, "fsdp": 1, "tensor": 1, **sizes}
     use, shape = Use("product", 1, (LAYERS,), WIDTH, WIDTH, (0, 1), ()), (LAYERS, WIDTH, WIDTH)
-    kept = {name: Form("nf4", use, shape, "float32").abstract for name in ("down", "up")}
+    kept = {name: Form(kind, use, shape, "float32").abstract for name in ("down", "up")}
     batch = {"x": jax.ShapeDtypeStruct((16, WIDTH), "float32")}
     plan = kept_plan(kept, derive(lambda p, b: stack(p, b).sum(), seen_params(kept), batch, sizes))
     mesh = make_mesh(sizes, str)
@@ -132,13 +137,13 @@ def test_compiled_programs_hold_half_a_byte_a_weight_and_one_layer_of_them(sizes
     weights, shards = 2 * LAYERS * WIDTH * WIDTH, sizes["fsdp"] * sizes["tensor"]
     memory = compiled.memory_analysis()
     inputs = 16 * WIDTH * 4 // sizes["fsdp"]
-    assert memory.argument_size_in_bytes == weights * (0.5 + 4 / 64) / shards + inputs
+    assert memory.argument_size_in_bytes == weights * (byte + 4 / 64) / shards + inputs
     assert memory.temp_size_in_bytes < weights * 2 / sizes["tensor"]  # of all layers in bfloat16
     text = compiled.as_text()
     assert not re.search(rf"(f32|bf16)\[{LAYERS},(\d+,)*{WIDTH},\d+\]", text)
     if sizes["fsdp"] > 1:
         moved = re.findall(r"= (\w+)\[([\d,]+)\]\S* all-gather", text)
-        assert {kind for kind, _ in moved} <= {"u8", "f32"}
+        assert {kind for kind, _ in moved} <= {"u8", "s8", "f32"}
         assert all(
             np.prod(list(map(int, shape.split(",")))) <= WIDTH * WIDTH / 64 for kind, shape in moved if kind == "f32"
         )
@@ -169,6 +174,15 @@ def test_shards_are_cut_between_tiles():
     plan = planned(192, {"fsdp": 2, "tensor": 2})
     assert tuple(plan.specs["down"].codes) == (None, None, "fsdp")
     assert "between which it cannot be cut" in plan.rows[0].reason
+
+
+def test_a_weight_that_is_reshaped_is_in_shards_too():
+    program, shape = PROGRAMS["reshaped"]
+    x, weight = jax.ShapeDtypeStruct((8, 5, 64), "float32"), jax.ShapeDtypeStruct(shape, "float32")
+    use = uses_of(program, {"w": weight}, x)["w"][0]
+    kept = {"w": Form("nf4", use, shape, "float32").abstract}
+    plan = kept_plan(kept, derive(lambda p, b: program(p, b["x"]).sum(), seen_params(kept), {"x": x}, {"fsdp": 2}))
+    assert tuple(plan.specs["w"].codes) == (None, None, "fsdp")
 
 
 def test_a_weight_in_shards_has_the_same_codes():

@@ -73,6 +73,7 @@ def in_nf4(model, params):
     return kept_each(params, keeping(places, "float32"))
 
 
+@pytest.mark.slow
 def test_a_run_over_a_quantised_base():
     train("recipe.yaml", ["train.steps=2", "eval.every=2"])
     assert {path.split("']['")[1] for path in final_state("run", 2) if path.startswith("['params']")} == {"adapter"}

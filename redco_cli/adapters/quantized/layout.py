@@ -84,7 +84,7 @@ def _in_tiles(form: Form, dims: DimShardings, sizes: Mapping[str, int]) -> DimSh
     tiles, outputs = use.inputs // TILE, use.outputs
     first = _dividing(_merged(rest[:count]), tiles, sizes)
     last = _dividing(_merged(rest[count:]), outputs, sizes)
-    wanted = {axis for own in axes for axis in own}
+    wanted = {axis for own in dims[layers:] for axis in own}
     if FSDP in wanted - {axis for own, _ in ordered[:experts] for axis in own} - {*first, *last}:
         more = _dividing((*last, FSDP), outputs, sizes), _dividing((*first, FSDP), tiles, sizes)
         if FSDP in more[0]:

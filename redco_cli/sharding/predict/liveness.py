@@ -212,8 +212,9 @@ class _Scheduler:
         reread = self._inputs & rematerialized
         for time, index in enumerate(self._order):
             op = self._fusion.ops[index]
-            if op.name != "convert_element_type":  # what is cast is gathered after it
-                for array in self._inputs.intersection(self._fusion.reads[index]):
+            for array in self._inputs.intersection(self._fusion.reads[index]):
+                codes = "int" in self._flat.arrays.dtypes[array]
+                if codes or op.name != "convert_element_type":  # what else is cast is gathered after it
                     times.setdefault(array, []).append(time)
             if op.name == "scan":
                 inside = zip(op.operands, op.bodies[0].inputs, strict=True)
