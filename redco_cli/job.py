@@ -113,7 +113,7 @@ class Job:
         def predict(seen: Variables, batch: Batch, rng: Any) -> Any:
             return call_predict(self.plugin, seen.told(self.context("predict")), seen.params, batch, rng)
 
-        return computed(self.model, predict, variables, batch, rng)
+        return computed(self.model, predict, variables, batch, rng, repeats=True)
 
     def first_state(self, params: Params) -> Any:
         """The plugin's state before the first step, from the parameters that may change; None without. Traceable."""

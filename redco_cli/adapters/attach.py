@@ -87,7 +87,14 @@ def merged_params(model: Any, params: Params) -> Params:
     return jax.jit(merge)(params[MAIN], params[ADAPTER])
 
 
-def computed(model: Any, function: Callable[..., Any], variables: Variables, *others: Any, dropout: Any = None) -> Any:
+def computed(
+    model: Any,
+    function: Callable[..., Any],
+    variables: Variables,
+    *others: Any,
+    dropout: Any = None,
+    repeats: bool = False,
+) -> Any:
     """What a function of (variables, *others) computes of parameters as the plugin sees them.
 
     Args:
@@ -96,6 +103,8 @@ def computed(model: Any, function: Callable[..., Any], variables: Variables, *ot
         variables: those of the run.
         others: arrays.
         dropout: the random key of the adapter's dropout; None where nothing is dropped.
+        repeats: whether the function uses weights again and again, as generation does for each token. What only
+            parameters tell is computed once before it then.
     """
     adapter = adapter_in(model)
     if adapter is None:
@@ -110,7 +119,10 @@ def computed(model: Any, function: Callable[..., Any], variables: Variables, *ot
     adapters = {f"{prefix}{path}": how for path, how in adapter.adapters.items()}
     splits = {f"{prefix}{path}": split for path in adapter.adapters if (split := tensor_split(f"{MAIN}/{path}"))}
     adapted = adapting(plain, adapters, splits)
-    factors = {f"{prefix}{path}": one for path, one in adapter.factors(variables.params[ADAPTER]).items()}
+    found = adapter.factors(variables.params[ADAPTER])
+    if repeats and not adapter.section.quantize:  # of a layer at a time, which quantised weights come in no other way
+        found = adapter.prepared(variables.params[MAIN], found)
+    factors = {f"{prefix}{path}": one for path, one in found.items()}
     key = None if dropout is None else jax.random.fold_in(dropout, _STREAM)
     params = rest[MAIN] if alone else rest
     return dequantizing(adapted)(params, factors, key, variables.state, variables.step, *others)

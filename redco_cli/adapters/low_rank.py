@@ -8,6 +8,9 @@ with the norm |.| over the input of each output, through which no gradient goes.
 W + s·A·B itself never exists. Rows of a table that are looked up are products with one-hot rows:
 `W[ids] + s·A[ids]·B`.
 
+Factors are float32 and multiplied in the type of the activation, as PEFT's are under `torch.autocast`, in which its
+trainer runs bfloat16 (without autocast it computes the path in float32). Products add up in float32 either way.
+
 It is put into a traced program, whoever wrote that: layers in a loop, experts, a plugin's own module.
 """
 
@@ -21,7 +24,7 @@ from typing import Any
 
 import jax
 
-from redco_cli.adapters.merging import LowRank
+from redco_cli.adapters.merging import LowRank, whole_path
 from redco_cli.adapters.products import AdaptedProduct
 from redco_cli.adapters.uses import is_lookup, product_of
 from redco_cli.errors import ModelError
@@ -40,7 +43,8 @@ class _Adapted:
     Attributes:
         path: of the weight.
         how: its rank and scale.
-        arrays: `weight` as it is seen, `A` and `B`, `magnitude` of DoRA, `key` of dropout; layers come first in all.
+        arrays: `weight` as it is seen, `A` and `B`, `initial_A` and `initial_B` of what the path began with,
+            `magnitude` of DoRA and perhaps its `ratio`, `key` of dropout; layers come first in all.
         split: the dim of the weight as it is seen that is split over `tensor`; None where there is none.
     """
 
@@ -146,11 +150,12 @@ class _Adapting:
 def _multiplied(equation: Any, adapted: _Adapted, x: Array, position: int) -> Array:
     """x·W with its low-rank path."""
     product, arrays, how = product_of(equation, position), adapted.arrays, adapted.how
-    weight, a, b = (arrays[name] for name in ("weight", "A", "B"))
+    weight, (a, b) = arrays["weight"], whole_path(arrays)
     whole = AdaptedProduct(equation, product, weight.shape, how.scale, how.dropout, adapted.split)
     experts, inputs, outputs = map(whole.sizes, (product.experts[0], product.inputs[0], product.outputs))
     _check_fits(adapted, (*experts, math.prod(inputs)), math.prod(outputs), "a product of other dims")
-    return whole(weight, a, b, arrays.get("magnitude"), x, _kept(x, arrays.get("key"), how.dropout))
+    kept = _kept(x, arrays.get("key"), how.dropout)
+    return whole(weight, a, b, x, kept, magnitude=arrays.get("magnitude"), ratio=arrays.get("ratio"))
 
 
 def _check_fits(adapted: _Adapted, into: Sequence[int], out: int, use: str) -> None:
@@ -191,8 +196,9 @@ def adapting(
 
     Returns:
         `adapted(params, factors, key, *others)`: `factors` has for each path `A` [*stack, in, r], `B` [*stack, r, out]
-        and perhaps `magnitude` [*stack, out]; for any other path, `whole`, which takes the parameter's place. `key` is
-        the random key of dropout, None where nothing is dropped.
+        and perhaps `initial_A`, `initial_B` (the same shapes), `magnitude` [*stack, out] and `ratio`, where that is
+        known (`magnitude_ratio`); for any other path, `whole`, which takes the parameter's place. `key` is the random
+        key of dropout, None where nothing is dropped.
 
     Raises:
         ModelError: when traced: a weight is used where its adapter cannot be carried.
@@ -227,7 +233,8 @@ def _tracked(
     if path not in adapters:
         return _Replaced({"base": weight, "whole": factors[path]["whole"].astype(weight.dtype)})
     how, arrays = adapters[path], {"weight": weight, **factors[path]}
-    arrays |= {"A": keep_whole(arrays["A"], -1), "B": keep_whole(arrays["B"], -2)}
+    ranks = {"A": -1, "initial_A": -1, "B": -2, "initial_B": -2}
+    arrays |= {name: keep_whole(arrays[name], dim) for name, dim in ranks.items() if name in arrays}
     if key is not None and how.dropout:
         stack = arrays["A"].shape[:-2]
         own = jax.random.fold_in(key, zlib.crc32(path.encode()))

@@ -31,6 +31,21 @@ class LowRank:
     dropout: float = 0.0
 
 
+def whole_path(factors: Mapping[str, Array]) -> tuple[Array, Array]:
+    """A [..., in, r] and B [..., r, out] of all that is beside a weight.
+
+    Where the path began with a part of the weight (`adapters.principal`), that part is subtracted, and these are twice
+    as wide: A·B - A0·B0 = [A | A0]·[B ; -B0].
+
+    Args:
+        factors: `A` and `B`, and perhaps `initial_A` and `initial_B`.
+    """
+    if "initial_A" not in factors:
+        return factors["A"], factors["B"]
+    a = jnp.concatenate([factors["A"], factors["initial_A"]], axis=-1)
+    return a, jnp.concatenate([factors["B"], -factors["initial_B"]], axis=-2)
+
+
 def column_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
     """|W + s·A·B| of each output, float32; nothing is differentiated through it.
 
@@ -57,21 +72,39 @@ def squared_norms(weight: Array, a: Array, b: Array, scale: float) -> Array:
     return jnp.square(weight).sum(-2) + (b * mixed).sum(-2)
 
 
+def magnitude_ratio(weight: Array, factors: Mapping[str, Array], scale: float) -> Array:
+    """What DoRA multiplies each output by, m / |W + s·A·B|; float32.
+
+    Args:
+        weight: [..., in, out].
+        factors: as for `adapting`; `ratio` among them is that.
+        scale: s.
+    """
+    if "ratio" in factors:
+        return factors["ratio"]
+    return factors["magnitude"] / path_norms(weight, factors, scale)
+
+
+def path_norms(weight: Array, factors: Mapping[str, Array], scale: float) -> Array:
+    """`column_norms` of a weight with all that is beside it."""
+    return column_norms(weight, *whole_path(factors), scale)
+
+
 def merged(weight: Array, factors: Mapping[str, Array], how: LowRank, use: Use) -> Array:
     """A weight that computes alone what it computes with its adapter.
 
     Args:
         weight: as it is stored.
-        factors: `A`, `B` and perhaps `magnitude`, as for `adapting`.
+        factors: as for `adapting`.
         how: rank and scale.
         use: of the weight.
 
     Returns:
         In shape and type of the weight; computed in float32.
     """
-    a, b = (factors[name].astype(jnp.float32) for name in ("A", "B"))
+    a, b = (factor.astype(jnp.float32) for factor in whole_path(factors))
     own = use.matrix(weight.astype(jnp.float32))
     total = own + how.scale * (a @ b)
     if "magnitude" in factors:
-        total *= (factors["magnitude"] / column_norms(own, a, b, how.scale))[..., None, :]
+        total *= magnitude_ratio(own, factors, how.scale)[..., None, :]
     return use.stored(total, weight.shape).astype(weight.dtype)

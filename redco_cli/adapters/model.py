@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from redco_cli.adapters.merging import LowRank, column_norms, merged
+from redco_cli.adapters.merging import LowRank, magnitude_ratio, merged, path_norms
+from redco_cli.adapters.principal import principal_factors, refuse_no_parts
 from redco_cli.adapters.uses import Use, uses_of
 from redco_cli.errors import RecipeError
 from redco_cli.models.example_inputs import example_inputs
@@ -47,7 +48,6 @@ class Adapter:
         linear: where the base is quantised, path of each weight that `all_linear` means to how the model uses it.
         config: None; the model has one.
         task: None likewise.
-        frozen: empty: all of it is trained.
     """
 
     section: AdapterSection
@@ -59,7 +59,11 @@ class Adapter:
     linear: Mapping[str, Use] = field(default_factory=dict, repr=False)
     config: None = None
     task: None = None
-    frozen: tuple[str, ...] = ()
+
+    @property
+    def frozen(self) -> tuple[str, ...]:
+        """Regular expressions for the paths of its parameters that are not trained: what its path began with."""
+        return (".*/initial_[AB]",) if self.section.begins_with_weight else ()
 
     @cached_property
     def abstract(self) -> Params:
@@ -92,6 +96,8 @@ class Adapter:
                 flat[f"{path}/B"] = jnp.zeros(up)
             else:
                 flat[f"{path}/A"], flat[f"{path}/B"] = jnp.zeros(down), jax.random.normal(key, up)
+            if self.section.begins_with_weight:
+                flat[f"{path}/initial_A"], flat[f"{path}/initial_B"] = jnp.zeros(down), jnp.zeros(up)
             if self.section.type == "dora":
                 flat[f"{path}/magnitude"] = jnp.zeros((*use.stack, use.outputs))
         known = flatten_dict(self.base, sep="/")
@@ -99,16 +105,30 @@ class Adapter:
         return unflatten_dict(flat, sep="/")
 
     def begun(self, base: Params, own: Params) -> Params:
-        """What `init` returned, with what only the model's parameters tell: magnitudes, and what is trained itself."""
+        """What `init` returned, with what only the model's parameters tell.
+
+        That is principal parts of the weights, magnitudes, and what is trained itself.
+        """
         weights, flat = flatten_dict(base, sep="/"), flatten_dict(own, sep="/")
+        if self.section.begins_with_weight:
+            for path, how in self.adapters.items():
+                find = partial(principal_factors, scale=how.scale, iterations=self.section.iterations)
+                a, b = self.uses[path].by_layer(find, weights[path], flat[f"{path}/A"])
+                flat |= {f"{path}/A": a, f"{path}/initial_A": a, f"{path}/B": b, f"{path}/initial_B": b}
         for name in flat:
             path, _, kind = name.rpartition("/")
             if kind == "whole":
                 flat[name] = weights[path].astype(jnp.float32)
             elif kind == "magnitude":
-                scale, factors = self.adapters[path].scale, (flat[f"{path}/A"], flat[f"{path}/B"])
-                flat[name] = column_norms(self.uses[path].matrix(weights[path].astype(jnp.float32)), *factors, scale)
+                factors = {part: flat[f"{path}/{part}"] for part in self.parts}
+                norms = partial(path_norms, scale=self.adapters[path].scale)
+                flat[name] = self.uses[path].by_layer(norms, weights[path], factors)
         return unflatten_dict(flat, sep="/")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of the factors of a weight."""
+        return ("A", "B", "initial_A", "initial_B") if self.section.begins_with_weight else ("A", "B")
 
     def factors(self, own: Params) -> dict[str, dict[str, Any]]:
         """Its parameters by the path of what they adapt."""
@@ -116,6 +136,18 @@ class Adapter:
         for name, leaf in flatten_dict(own, sep="/").items():
             path, _, kind = name.rpartition("/")
             found.setdefault(path, {})[kind] = leaf
+        return found
+
+    def prepared(self, base: Params, factors: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The same factors with what DoRA computes of weights and factors, for a program that repeats them. Traceable.
+
+        Layer by layer, as the program itself would: all weights are never in float32 at a time.
+        """
+        weights, found = flatten_dict(base, sep="/"), {path: dict(one) for path, one in factors.items()}
+        for path, one in found.items():
+            if "magnitude" in one:
+                ratio = partial(magnitude_ratio, scale=self.adapters[path].scale)
+                one["ratio"] = self.uses[path].by_layer(ratio, weights[path], one)
         return found
 
     def merged(self, base: Params, own: Params) -> Params:
@@ -167,11 +199,14 @@ def adapter_of(model: Any, section: AdapterSection, where: Callable[[str], str])
         problem = "the model has no weight that is multiplied with activations and followed by another"
         raise RecipeError(where("adapter.targets"), problem, f"name some: {_some(known)}")
     uses = {path: _one_use(path, found.get(path, []), section, where) for path in chosen}
-    ranks = _by_path(section.rank_pattern, chosen, where("adapter.rank_pattern"))
+    ranks = dict.fromkeys(chosen, section.rank)
+    ranks |= _by_path(section.rank_pattern, chosen, where("adapter.rank_pattern"))
+    if section.begins_with_weight:
+        refuse_no_parts(uses, ranks, where)
     alphas = _by_path(section.alpha_pattern, chosen, where("adapter.alpha_pattern"))
     adapters = {}
     for path in chosen:
-        rank = ranks.get(path, section.rank)
+        rank = ranks[path]
         alpha = alphas.get(path, 2 * section.rank if section.alpha is None else section.alpha)
         scale = alpha / math.sqrt(rank) if section.rslora else alpha / rank
         adapters[path] = LowRank(rank, scale, section.dropout)

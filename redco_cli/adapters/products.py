@@ -54,7 +54,15 @@ class AdaptedProduct:
         return tuple(self.shape[dim] for dim in dims)
 
     def __call__(
-        self, weight: Array, a: Array, b: Array, magnitude: Array | None, x: Array, kept: Array | None
+        self,
+        weight: Array,
+        a: Array,
+        b: Array,
+        x: Array,
+        kept: Array | None,
+        *,
+        magnitude: Array | None = None,
+        ratio: Array | None = None,
     ) -> Array:
         """x·W with its path.
 
@@ -62,15 +70,18 @@ class AdaptedProduct:
             weight: W, of `shape`.
             a: A [*experts, in, r].
             b: B [*experts, r, out].
-            magnitude: m [*experts, out] of DoRA, or None.
             x: the activation.
             kept: which of its elements the path is given, bool; None for all.
+            magnitude: m [*experts, out] of DoRA, or None.
+            ratio: m / |W + s·A·B|, where that is known already.
         """
         experts, inputs, outputs = map(self.sizes, (self.product.experts[0], self.product.inputs[0], self._outputs))
         rows, columns = self._cut(self.product.inputs[0]), self._cut(self._outputs)
         factor = None
-        if magnitude is not None:
-            factor = self._spread(magnitude / self._norms(weight, a, b, rows is not None), x.ndim)
+        if magnitude is not None and ratio is None:
+            ratio = magnitude / self._norms(weight, a, b, rows is not None)
+        if ratio is not None:
+            factor = self._spread(ratio, x.ndim)
         a, b = a.reshape(*experts, *inputs, -1).astype(x.dtype), b.reshape(*experts, -1, *outputs).astype(x.dtype)
         if rows is not None:
             return self._by_rows(rows, weight, a, b, factor, x, kept)

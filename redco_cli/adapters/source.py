@@ -36,6 +36,7 @@ _IN_PEFT = {
     "rank_pattern": "rank_pattern",
     "alpha_pattern": "alpha_pattern",
     "modules_to_save": "modules_to_save",
+    "init": "init_lora_weights",
 }
 _SHOWN = 60
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -190,9 +191,9 @@ def _refuse_disagreement(
 
 def _is_same(one: Adapter, other: Adapter) -> bool:
     """Whether two adapters have the same parameters, and compute the same with them."""
-    same = one.section.type == other.section.type and set(one.saved) == set(other.saved)
+    kinds = [(each.section.type, each.section.begins_with_weight, set(each.saved)) for each in (one, other)]
     return (
-        same
+        kinds[0] == kinds[1]
         and one.adapters.keys() == other.adapters.keys()
         and all(
             one.adapters[path].rank == how.rank and math.isclose(one.adapters[path].scale, how.scale, rel_tol=1e-6)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -63,6 +64,22 @@ class Use:
         inner = len(self.stack) - self.layers + 2
         return _layered(lambda matrix: back(matrix)[0], matrix.ndim - inner)(matrix)
 
+    def by_layer(self, function: Callable[..., Any], weight: Any, *others: Any) -> Any:
+        """What a function makes of each layer, one after another: no more is gathered, or computed with, at a time.
+
+        Args:
+            function: of a matrix [*experts, inputs, outputs] and trees of arrays of one layer.
+            weight: as it is stored.
+            others: trees of arrays whose leading dims count layers too.
+        """
+
+        def one(weight: Any, *others: Any) -> Any:
+            return function(self._matrix(weight), *others)
+
+        for _ in range(self.layers):
+            one = partial(_mapped, one)
+        return one(weight, *others)
+
     def _matrix(self, weight: Any) -> Any:
         for view in self.views:
             if view.primitive.name != "convert_element_type":
@@ -74,6 +91,10 @@ def _layered(function: Callable[[Any], Any], layers: int) -> Callable[[Any], Any
     for _ in range(layers):
         function = jax.vmap(function)
     return function
+
+
+def _mapped(function: Callable[..., Any], *arrays: Any) -> Any:
+    return jax.lax.map(lambda one: function(*one), arrays)
 
 
 @dataclass(frozen=True)

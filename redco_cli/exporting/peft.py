@@ -21,6 +21,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from redco_cli.adapters.low_rank import adapting
+from redco_cli.adapters.merging import whole_path
 from redco_cli.adapters.model import Adapter
 from redco_cli.adapters.peft import read_peft
 from redco_cli.adapters.stored import CONFIG, PREFIX, WEIGHTS
@@ -74,12 +75,18 @@ def peft_files(adapter: Adapter, own: Params, base: Params, model: Model, name: 
     Raises:
         ModelError: PEFT has no form for it.
     """
-    factors = adapter.factors(own)
+    factors = {path: _joined(one) for path, one in adapter.factors(own).items()}
     modules = _of_decoder(adapter, factors, model) if isinstance(model, DecoderModel) else _of_flax(adapter, factors)
     tensors = {f"{PREFIX}{one.name}{suffix}": array for one in modules for suffix, array in one.tensors.items()}
     saved = saved_tensors(adapter, factors, base, model)
     tensors |= {f"{PREFIX}{path}": array for path, array in saved.items()}
     return {CONFIG: _config(adapter, modules, sorted(saved), model, name), WEIGHTS: tensors}
+
+
+def _joined(factors: Mapping[str, Any]) -> dict[str, Any]:
+    """With one A and one B, whatever the path began with: PEFT adds them to the weights as they were."""
+    kept = {name: array for name, array in factors.items() if not name.startswith("initial_")}
+    return {**kept, **dict(zip("AB", whole_path(factors), strict=True))} if "A" in factors else kept
 
 
 def export_adapter(
@@ -211,7 +218,7 @@ def _of_flax(adapter: Adapter, factors: Mapping[str, Mapping[str, Any]]) -> list
             tensors = {"lora_A.weight": own["A"].T, "lora_B.weight": own["B"].T}
         if "magnitude" in own:
             tensors["lora_magnitude_vector"] = own["magnitude"]
-        modules.append(_Module(name, how.rank, how.scale, _behind(tensors)))
+        modules.append(_Module(name, own["A"].shape[1], how.scale, _behind(tensors)))
     return modules
 
 

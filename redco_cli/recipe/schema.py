@@ -11,7 +11,16 @@ from redco_cli.recipe.devices import MeshSection, ShardingSection
 from redco_cli.recipe.durations import Duration, RunLength, WallTime
 from redco_cli.recipe.keeping import CheckpointSection, LoggingSection
 from redco_cli.recipe.redaction import Options
-from redco_cli.recipe.section import ChatTemplate, Fraction, NewTokens, Positive, Section, Strings, contradiction
+from redco_cli.recipe.section import (
+    ChatTemplate,
+    Fraction,
+    NewTokens,
+    Optimizer,
+    Positive,
+    Section,
+    Strings,
+    contradiction,
+)
 from redco_cli.recipe.sections.adapter import AdapterSection
 
 Task = Literal[
@@ -134,7 +143,7 @@ class TrainSection(Section):
     """Length of the final decay of `wsd`."""
     final_learning_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Where linear, cosine and wsd end, as a fraction of the peak."""
-    optimizer: Literal["adamw", "lion", "adafactor", "sgd", "muon"] = "adamw"
+    optimizer: Optimizer = "adamw"
     """The optax optimizer; a plugin's `optimizer_fn` replaces it."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay, on parameters with two dims or more (not on biases, norms and scales)."""

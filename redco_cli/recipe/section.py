@@ -6,10 +6,11 @@ And the types of their values that need more than a name.
 from __future__ import annotations
 
 import os
+import typing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
@@ -53,6 +54,20 @@ ChatTemplate = Annotated[str, AfterValidator(_as_template)]
 """Jinja text; where it was given as a file, the text that this held when the recipe was read."""
 NewTokens = Annotated[tuple[str, ...], Field(strict=False, min_length=1), AfterValidator(_each_once)]
 """Texts that each become one token."""
+
+
+def _refuse_8_bits(given: Any) -> Any:
+    """Names of an optimizer that other trainers have, and whoever comes from them asks for."""
+    if isinstance(given, str) and given.lower().replace("_", "").replace("-", "").endswith("8bit"):
+        problem = f"{given} asks for moments of 8 bits, which no library for JAX that is kept up offers"
+        remedy = "take adafactor, whose state is smallest, or lion; with an adapter the state of adamw is small anyway"
+        raise contradiction("train.optimizer", problem, f"{remedy} (known: {', '.join(typing.get_args(_OPTIMIZERS))})")
+    return given
+
+
+_OPTIMIZERS = Literal["adamw", "lion", "adafactor", "sgd", "muon"]
+Optimizer = Annotated[_OPTIMIZERS, BeforeValidator(_refuse_8_bits)]
+"""What `train.optimizer` may name."""
 
 
 class Section(BaseModel):

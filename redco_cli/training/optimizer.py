@@ -19,6 +19,8 @@ Schedule = Callable[[Any], Any]
 Stacked = Mapping[str, int]
 """Path of a parameter to how many of its first dims number layers or experts: each entry of those is an array of its
 own to the optimizer."""
+Rates = Mapping[str, float]
+"""Path of a parameter to its learning rate over that of the schedule; others have that."""
 
 
 def make_schedule(train: TrainSection, *, steps: int, warmup: int, decay: int) -> Schedule:
@@ -69,7 +71,10 @@ def join_segments(train: TrainSection, segments: Sequence[Segment]) -> Schedule:
 
 
 def make_optimizer(
-    train: TrainSection, schedule: Schedule, stacked: Stacked = MappingProxyType({})
+    train: TrainSection,
+    schedule: Schedule,
+    stacked: Stacked = MappingProxyType({}),
+    rates: Rates = MappingProxyType({}),
 ) -> optax.GradientTransformation:
     """The optimizer of the recipe, decoupled weight decay included, clipping not.
 
@@ -82,6 +87,7 @@ def make_optimizer(
         train: the recipe's section.
         schedule: its learning rate.
         stacked: which parameters hold several arrays.
+        rates: which parameters have a learning rate of their own.
     """
 
     def matrices(params: Any) -> Any:
@@ -100,8 +106,22 @@ def make_optimizer(
     return optax.chain(
         directions[train.optimizer](),
         optax.add_decayed_weights(train.weight_decay, partial(decay_mask, stacked=stacked)),
-        optax.scale_by_learning_rate(schedule),
+        _scale_by_learning_rates(schedule, rates),
     )
+
+
+def _scale_by_learning_rates(schedule: Schedule, rates: Rates) -> optax.GradientTransformation:
+    """As `optax.scale_by_learning_rate`, with the same state whatever the rates, so that checkpoints keep their form.
+
+    Every direction above is made before the learning rate, so that a parameter's own is a factor of its update.
+    """
+    plain = optax.scale_by_learning_rate(schedule)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, state = plain.update(updates, state, params)
+        return jax.tree_util.tree_map_with_path(lambda path, leaf: rates.get(_name(path), 1.0) * leaf, updates), state
+
+    return optax.GradientTransformation(plain.init, update) if rates else plain
 
 
 def decay_mask(params: Any, stacked: Stacked = MappingProxyType({})) -> Any:
@@ -113,9 +133,13 @@ def ranks(params: Any, stacked: Stacked) -> Any:
     """How many dims each parameter has, apart from those that stack several."""
 
     def rank(path: Any, leaf: Any) -> int:
-        return int(leaf.ndim) - stacked.get(jax.tree_util.keystr(path, simple=True, separator="/"), 0)
+        return int(leaf.ndim) - stacked.get(_name(path), 0)
 
     return jax.tree_util.tree_map_with_path(rank, params)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
 def with_schedules_of(old: Any, new: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import optax
 
+from redco_cli.adapters.rates import relative_rates
 from redco_cli.console import TrainProgress, note, warn
 from redco_cli.data.stream import is_seekable
 from redco_cli.errors import DataError, PluginError, RecipeError, StorageError
@@ -70,14 +71,15 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
     """The recipe's optimizer, or the plugin's, proved on abstract parameters: nothing is computed.
 
     Raises:
-        RecipeError: `train.freeze` is wrong.
+        RecipeError: `train.freeze` is wrong, or `adapter.lr_ratio` beside an `optimizer_fn`.
         PluginError: `optimizer_fn` raised, or returned what cannot update these parameters.
     """
     train, schedule = job.recipe.train, join_segments(job.recipe.train, timeline.segments)
     always = getattr(job.model, "frozen", ())
     frozen = frozen_paths(job.model.abstract, train.freeze, always, job.where("train.freeze"))
+    rates = relative_rates(job.model, job.recipe, job.where, job.plugin.file if job.plugin.optimizer_fn else None)
     if job.plugin.optimizer_fn is None:
-        optimizer = make_optimizer(train, schedule, getattr(job.model, "stacked", {}))
+        optimizer = make_optimizer(train, schedule, getattr(job.model, "stacked", {}), rates)
         return Updates(with_clipping(optimizer, train.max_grad_norm), schedule, frozen)
     place = f"{job.plugin.file}: optimizer_fn"
     with guarded(place, "optimizer_fn", job.plugin.file):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from redco_cli.adapters.low_rank import adapting
-from redco_cli.adapters.merging import LowRank, column_norms, merged
+from redco_cli.adapters.merging import LowRank, column_norms, magnitude_ratio, merged
 from redco_cli.adapters.uses import Use, uses_of
 from redco_cli.errors import ModelError
 from redco_cli.plugin.contract import ADAPTER_OFF
@@ -89,6 +89,17 @@ def test_an_adapter_does_what_the_merged_weight_does(name, dora):
     np.testing.assert_allclose(jax.jit(adapted)(params, {"w": factors}, None, X), expected, rtol=2e-4, atol=2e-4)
     slope = jax.grad(lambda factors: adapted(params, {"w": factors}, None, X).sum())(factors)
     assert all(jnp.isfinite(leaf).all() and jnp.abs(leaf).max() > 0 for leaf in jax.tree.leaves(slope))
+
+
+def test_norms_that_are_known_are_not_computed_again():
+    params, how = {"w": drawn((4, 4))}, LowRank(2, 0.3)
+    use = uses_of(repeated, params, X)["w"][0]
+    factors = factors_of(use, 2, dora=True)
+    known = {**factors, "ratio": use.by_layer(functools.partial(magnitude_ratio, scale=0.3), params["w"], factors)}
+    adapted = adapting(repeated, {"w": how})
+    both = [jax.make_jaxpr(adapted)(params, {"w": one}, None, X) for one in (factors, known)]
+    assert ["sqrt" in str(one) for one in both] == [True, False]
+    np.testing.assert_allclose(*(adapted(params, {"w": one}, None, X) for one in (factors, known)), atol=1e-5)
 
 
 def test_it_is_known_how_a_weight_is_used():

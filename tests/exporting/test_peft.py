@@ -55,7 +55,8 @@ def inputs_of(name):
 
 def torch_logits(model, name):
     with torch.no_grad():
-        return model(**{key: torch.tensor(ids) for key, ids in inputs_of(name).items()}).logits.numpy()
+        inputs = {key: torch.tensor(ids) for key, ids in inputs_of(name).items()}
+        return model(**inputs).logits.float().numpy()
 
 
 def written_by_peft(name, kind, directory, **settings):
@@ -99,6 +100,23 @@ def test_an_adapter_goes_in_and_out(name, kind, tmp_path):
     assert done.difference < 1e-5
     again = peft.PeftModel.from_pretrained(torch_model(name, tmp_path / "base"), tmp_path / "out").eval()
     np.testing.assert_allclose(torch_logits(again, name), expected, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_in_bfloat16_it_is_as_near_as_under_autocast(kind, tmp_path):
+    expected = written_by_peft("llama", kind, tmp_path)
+    base = torch_model("llama", tmp_path / "base")
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = torch_logits(peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval().float(), "llama")
+    model, params = load_model(tmp_path / "base", dtype="bfloat16")
+    adapter, own = read_peft(tmp_path / "adapter", model)
+    run = adapting(lambda params: model(params, input_ids=IDS), adapter.adapters)
+    ours = np.asarray(jax.jit(run)(params, adapter.factors(own), None), np.float32)
+    far, near = (np.abs(one - expected).max() for one in (theirs, ours))
+    assert 0 < near < 2 * far
+    assert near < 2**-6 * np.abs(expected).max()
 
 
 @pytest.mark.filterwarnings("ignore")

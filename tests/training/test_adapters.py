@@ -5,13 +5,18 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import peft
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from redco_cli import load_model
+from redco_cli.adapters.rates import relative_rates
 from redco_cli.errors import ModelError, RecipeError, StorageError
+from redco_cli.job import prepare
+from redco_cli.recipe.load import load_recipe
 from redco_cli.run import predict, train
+from redco_cli.trained import export
 from redco_cli.training.records.metrics import read_records
 from tests.training.tiny import final_state
 
@@ -111,6 +116,11 @@ def test_another_base_is_refused():
         ("adapter.rank_pattern={mlp/x: 3}", "adapter.rank_pattern"),
         ("adapter.targets=[]", "an empty list adapts nothing"),
         ("adapter.rank=0", "adapter.rank"),
+        ("adapter={rank: 32, init: pissa}", "it has 16 singular values, and rank 32 is asked for"),
+        ("adapter={init: pissa, targets: [embedding]}", "a table of which rows are looked up, which PiSSA does not"),
+        ("adapter={init: pissa, dropout: 0.1}", "a share of the model's own weights would be dropped"),
+        ("adapter.init=olora", "one of default, pissa, pissa_niter_N"),
+        ("train.optimizer=adamw8bit", "moments of 8 bits, which no library for JAX that is kept up offers"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(override, problem):
@@ -139,6 +149,56 @@ def loss_fn(ctx, params, batch, rng, train):
     assert rows[-1]["loss"] < rows[-1]["reference"]
     with pytest.raises(Exception, match=r"ctx.reference was called, but the recipe has no adapter"):
         train("recipe.yaml", ["plugin.module=plugin.py", "adapter=null", "output_dir=other"])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_a_path_that_begins_with_its_weights(kind):
+    """The same on every mesh and when continued, and for others a plain path of twice the rank."""
+    setting = f"adapter={{type: {kind}, rank: 4, init: pissa, base_dtype: float32}}"
+    train("recipe.yaml", [setting, "output_dir=whole"])
+    train("recipe.yaml", [setting, CUBE, "train.micro_batch_size=4", "output_dir=cube"])
+    train("recipe.yaml", [setting, "train.steps=3"])
+    train("recipe.yaml", [setting])
+    np.testing.assert_allclose(losses("cube"), losses("whole"), rtol=1e-4)
+    assert losses("run") == losses("whole")
+    kernel = "['params']['adapter']['layers']['attention']['q']['kernel']"
+    states = [final_state("run", step) for step in (3, 6)]
+    np.testing.assert_array_equal(*(state[f"{kernel}['initial_A']"] for state in states))
+    assert np.abs(states[1][f"{kernel}['A']"] - states[1][f"{kernel}['initial_A']"]).max() > 1e-3
+    assert not any("opt_state" in path and "initial" in path for path in states[1])
+    assert len(predict("cube", output="predictions.jsonl").read_text().splitlines()) == 7
+    export("run", output="adapter", adapter=True)
+    assert json.loads(Path("adapter/adapter_config.json").read_text())["r"] == 8
+    model, params = load_model("run")
+    ids = np.arange(24).reshape(2, 12)
+    theirs = peft.PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained("base"), "adapter").eval()
+    with torch.no_grad():
+        expected = theirs(input_ids=torch.tensor(ids)).logits.numpy()
+    np.testing.assert_allclose(model(params, ids), expected, atol=1e-5)
+    base = load_model("base")[1]["layers"]["attention"]["q"]["kernel"]
+    assert float(np.abs(params["layers"]["attention"]["q"]["kernel"] - base).max()) > 1e-3
+
+
+def test_rates_of_their_own_are_those_of_the_recipe_s_optimizer(tiny_project):
+    plugin = (tiny_project / "plugin.py").read_text()
+    added = "\nimport optax\ndef optimizer_fn(ctx, schedule): return optax.adam(schedule)\n"
+    (tiny_project / "plugin.py").write_text(plugin + added)
+    with pytest.raises(RecipeError, match=r"plugin.py has an optimizer_fn, which alone says how large its steps are"):
+        train("recipe.yaml", ["adapter={rank: 2, lr_ratio: 4}", "train.steps=2", "mesh.data=1"])
+
+
+def test_which_parameters_have_a_rate_of_their_own():
+    recipe = load_recipe(
+        "recipe.yaml",
+        ["adapter={rank: 2, lr_ratio: 4, targets: [embedding, '.*/q/kernel'], modules_to_save: [head]}"],
+    )
+    job = prepare(recipe, stages=())
+    rates = relative_rates(job.model, job.recipe, job.where, None)
+    assert rates == pytest.approx(
+        {"adapter/embedding/A": 1e-4, "adapter/embedding/B": 1e-4, "adapter/layers/attention/q/kernel/B": 4}
+    )
 
 
 @pytest.mark.slow

@@ -79,6 +79,21 @@ def test_every_optimizer_lowers_a_quadratic_and_decays_matrices_only(name: str) 
     np.testing.assert_allclose(updates["b"], 0, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["adamw", "lion", "adafactor", "sgd", "muon"])
+def test_a_rate_of_its_own_multiplies_an_update_and_leaves_the_state_its_form(name: str) -> None:
+    train, schedule = TrainSection(optimizer=name, weight_decay=0.1), optax.linear_schedule(0.1, 0.01, 5)
+    params, gradient = ({"some": {"B": one["w"]}, "w": one["w"]} for one in (PARAMS, GRADIENT))
+    plain, faster = make_optimizer(train, schedule), make_optimizer(train, schedule, rates={"some/B": 8.0})
+    state = plain.init(params)
+    assert jax.tree.structure(state) == jax.tree.structure(faster.init(params))
+    for _ in range(2):
+        slow, after = plain.update(gradient, state, params)
+        fast, state = faster.update(gradient, state, params)
+        jax.tree.map(np.testing.assert_array_equal, state, after)
+        np.testing.assert_allclose(fast["some"]["B"], 8 * slow["some"]["B"], rtol=1e-6)
+        np.testing.assert_array_equal(fast["w"], slow["w"])
+
+
 @pytest.mark.parametrize("name", [pytest.param("adamw", marks=pytest.mark.slow), "lion", "sgd", "muon"])
 def test_layers_in_one_array_are_updated_as_if_each_had_its_own(name: str) -> None:
     """Kernels of layers and experts are matrices, however many lie in one array; scales of layers are vectors."""
