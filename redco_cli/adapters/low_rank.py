@@ -23,9 +23,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+from jax.extend import core
 
 from redco_cli.adapters.merging import LowRank, whole_path
-from redco_cli.adapters.products import AdaptedProduct
+from redco_cli.adapters.products import AdaptedProduct, Repeated
 from redco_cli.adapters.uses import is_lookup, product_of
 from redco_cli.errors import ModelError
 from redco_cli.plugin.contract import ADAPTER_OFF, Params
@@ -127,6 +128,20 @@ class _Adapting:
 
     enters = frozenset({"cond", "while"})
 
+    def __init__(self) -> None:
+        self._repeated: dict[int, tuple[Array, Any, Array]] = {}
+
+    def repeated(self, split: TensorSplit, x: Array) -> Array:
+        """The activation once for each device, the same array for all weights that it is multiplied with.
+
+        So it is kept once for a backward pass, and what query, key and value add to its gradient crosses devices once.
+        """
+        scope = core.get_opaque_trace_state()
+        known = self._repeated.get(id(x))
+        if known is None or known[1] != scope:  # what was made within a loop is not known outside of it
+            known = self._repeated[id(x)] = (x, scope, split.repeated(x))
+        return known[2]
+
     def is_tracked(self, operand: Any) -> bool:
         return isinstance(operand, _Adapted | _Replaced)
 
@@ -141,17 +156,17 @@ class _Adapting:
             return bind(equation, operands)
         weight = operands[adapted[0]]
         if name == "dot_general" and len(adapted) == 1:
-            return [_multiplied(equation, weight, operands[1 - adapted[0]], adapted[0])]
+            return [_multiplied(equation, weight, operands[1 - adapted[0]], adapted[0], self.repeated)]
         if is_lookup(equation) and adapted == [0]:
             return [_looked_up(equation, weight, operands[1:])]
         raise refused(weight.path, name)
 
 
-def _multiplied(equation: Any, adapted: _Adapted, x: Array, position: int) -> Array:
+def _multiplied(equation: Any, adapted: _Adapted, x: Array, position: int, repeated: Repeated) -> Array:
     """x·W with its low-rank path."""
     product, arrays, how = product_of(equation, position), adapted.arrays, adapted.how
     weight, (a, b) = arrays["weight"], whole_path(arrays)
-    whole = AdaptedProduct(equation, product, weight.shape, how.scale, how.dropout, adapted.split)
+    whole = AdaptedProduct(equation, product, weight.shape, how.scale, how.dropout, adapted.split, repeated)
     experts, inputs, outputs = map(whole.sizes, (product.experts[0], product.inputs[0], product.outputs))
     _check_fits(adapted, (*experts, math.prod(inputs)), math.prod(outputs), "a product of other dims")
     kept = _kept(x, arrays.get("key"), how.dropout)

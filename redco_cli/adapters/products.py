@@ -27,6 +27,8 @@ from redco_cli.sharding.program.rewrite import bind
 from redco_cli.sharding.tensor_split import TensorSplit
 
 Array = Any
+Repeated = Callable[[TensorSplit, Array], Array]
+"""What `TensorSplit.repeated` gives of an activation."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class AdaptedProduct:
         scale: s.
         dropout: the share of the path's input that is dropped.
         split: the dim of the weight that is split over `tensor`; None where there is none.
+        repeated: of an activation that columns are multiplied with.
     """
 
     equation: Any
@@ -48,6 +51,7 @@ class AdaptedProduct:
     scale: float
     dropout: float
     split: TensorSplit | None
+    repeated: Repeated
 
     def sizes(self, dims: Sequence[int]) -> tuple[int, ...]:
         """Of dims of the weight."""
@@ -119,7 +123,7 @@ class AdaptedProduct:
         weight, b = split.blocks(weight, self._outputs[place]), split.blocks(b, first + 1 + place)
         free = x.ndim - first - len(self.product.inputs[0])
         made = first + place + (free if self.product.weight == 1 else 0)
-        parts = jax.vmap(self._parts_for(factor), (0, None, 0, 0, None))(weight, a, b, split.repeated(x), kept)
+        parts = jax.vmap(self._parts_for(factor), (0, None, 0, 0, None))(weight, a, b, self.repeated(split, x), kept)
         return _combined([split.whole(part, made) for part in parts], factor)
 
     def _parts_for(self, factor: Array | None) -> Callable[..., Sequence[Array]]:

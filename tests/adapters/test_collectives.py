@@ -21,6 +21,9 @@ SIZES = Sizes()
 DATA2_TENSOR4 = {"data": 2, "fsdp": 1, "tensor": 4}
 FSDP4_TENSOR2 = {"data": 1, "fsdp": 4, "tensor": 2}
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
+SAVED = (2 + 1) * SIZES.layers * SIZES.batch // 2 * SIZES.length * SIZES.embed * 4
+"""On a CPU query, key and value (and gate and up) of the base each all-reduce the gradient of their input over tensor,
+where two devices share the batch. Adapted ones add it up first, as GPUs and TPUs do of any."""
 HOWS = {
     "lora": PLAIN,
     "dropout": LowRank(3, 0.5, dropout=0.3),
@@ -55,7 +58,7 @@ def test_an_adapter_launches_no_collective_that_its_base_does_not():
     assert launches(found["together"]) == launches(found["base"])
     assert per_token(found["together"], SIZES.length) == []
     more = total_bytes(over_tensor(found["together"])) - total_bytes(over_tensor(found["base"]))
-    assert more == shared_bytes()
+    assert more == shared_bytes() - SAVED
 
 
 @pytest.mark.slow
@@ -82,7 +85,7 @@ def test_norms_cross_devices_once_and_what_is_dropped_not_at_all(name):
     # Of o and down: the norms, forward and again in the backward pass, and gradients of m, which dropout takes in two.
     vectors = {"dropout": 0, "dora": 2 * 2 + 2, "dora with dropout": 2 * 2 + 2 * 2}[name]
     more = total_bytes(over_tensor(found)) - total_bytes(over_tensor(base))
-    assert more == shared_bytes() + vectors * SIZES.layers * SIZES.embed * 4
+    assert more == shared_bytes() - SAVED + vectors * SIZES.layers * SIZES.embed * 4
 
 
 @pytest.mark.slow

@@ -17,8 +17,9 @@ _WHOLE = "redco: whole dim "
 def keep_whole(x: Any, dim: int) -> Any:
     """The same array, with one dim marked as one that is never split: a rank, of which a part says nothing.
 
-    A sum over a split dim whose result has such a dim is taken for one that is not moved: the program keeps its partial
-    sums until what follows has been multiplied, and moves the gradient of that factor instead (`adapters.products`).
+    A product over a split dim whose result has such a dim is taken for one that is not moved: the program keeps its
+    partial sums until what follows has been multiplied, and moves the gradient of that factor instead
+    (`adapters.products`).
 
     >>> import jax, jax.numpy as jnp
     >>> from redco_cli.sharding.program.reading import read

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from redco_cli.sharding.axes import Dim, fresh, fresh_dims, mark_layer, reshape, split, unify
+from redco_cli.sharding.axes import Dim, factors, fresh, fresh_dims, mark_layer, reshape, split, unify
 from redco_cli.sharding.program.events import ActivationProduct, Matmul, Value
 from redco_cli.sharding.program.walk import Walk, combined, constant, rule, viewed
 
@@ -89,9 +89,10 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     batch, contracted = [left.dims[i] for i in left_batch], [left.dims[i] for i in left_sum]
     result = combined(operands[:2], [*batch, *left_free, *right_free])
     left_aval, right_aval = (atom.aval for atom in equation.invars[:2])
-    walk.may_need("all-reduce", contracted, result, equation.outvars[0].aval, "partial sums of a matmul")
+    if not _is_summed_later(result):
+        walk.may_need("all-reduce", contracted, result, equation.outvars[0].aval, "partial sums of a matmul")
     for x, aval, free in ((left, left_aval, right_free), (right, right_aval, left_free)):
-        if x.requires_grad and x.from_batch:
+        if x.requires_grad and x.from_batch and not _is_summed_later(x):
             walk.may_need("all-reduce", free, x, aval, "gradient of a matmul's input")
     composed = any(
         x.requires_grad and not x.from_batch and not x.path for x in (left, right)
@@ -109,6 +110,11 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         walk.batched.append(right.dims[group])
         walk.may_need("all-reduce", [right.dims[group]], result, equation.outvars[0].aval, "partial sums of experts")
     return [result]
+
+
+def _is_summed_later(x: Value) -> bool:
+    """Whether partial sums of an array are kept until what follows has been multiplied; see `marks.keep_whole`."""
+    return any(axis.whole for dim in x.dims for axis in factors(dim))
 
 
 @rule("transpose")

@@ -69,8 +69,7 @@ class Reading:
         batch_axes: axes of the examples: the leading dim of every array in the batch.
         input_axes: all axes that arrays of the batch have.
         within_heads: axes that must not be split: within a head.
-        collectives: what would have to move if an axis were split; nothing that has a dim that is never split, of which
-            parts are summed along with what follows it (`marks.keep_whole`).
+        collectives: what would have to move if an axis were split.
         arrays: axes of each array of two dims or more, factors in order.
         heads: axes that attention keeps apart.
         matmuls: for the path of a weight, what it is multiplied with.
@@ -148,7 +147,7 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         batch_axes,
         input_axes,
         _within_heads(parameters, heads, compared),
-        tuple(one for one in walk.collectives if not any(axis.whole for axis in _axes(one.moved))),
+        tuple(walk.collectives),
         frozenset(_axes(dims) for dims in (*walk.arrays, *(parameter.dims for parameter in parameters))),
         frozenset(heads),
         _by_weight(walk.matmuls),
