@@ -60,11 +60,11 @@ def refuse_other_base(base: Params, mesh: Mesh | None, meta: Meta, where: str, n
     Raises:
         ModelError: it is another.
     """
-    known, section = meta.digests.get(MAIN), meta.recipe.get("adapter") or {}
+    known, dtype = meta.digests.get(MAIN), (meta.recipe.get("adapter") or {}).get("base_dtype")
     kinds = {str(leaf.dtype) for leaf in jax.tree.leaves(base)}
-    if known is None or kinds not in ({"float32"}, {section.get("base_dtype")}):
+    if known is None or dtype not in ("float32", "bfloat16") or kinds not in ({"float32"}, {dtype}):
         note(f"whether {name} was trained for this model is not known: its numbers are kept in another type here")
-    elif digests({MAIN: base}, mesh, str(section.get("base_dtype")))[MAIN] != known:
+    elif digests({MAIN: base}, mesh, dtype)[MAIN] != known:
         problem = f"the adapter in {name} was trained for a model with other parameters"
         raise ModelError(where, problem, "name the model that it was trained for, by its name or model.params")
 

@@ -1,0 +1,31 @@
+"""An adapter and the random numbers that it is trained for, on several processes: equal to one process."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from redco_cli.run import train
+from tests.runtime.multiprocess.processes import equal_to_one, run_several
+from tests.runtime.multiprocess.test_decoder import language
+from tests.training.tiny import final_state
+
+__all__ = ["language"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.usefixtures("language")
+def test_two_processes_equal_one_and_begin_with_what_one_trained() -> None:
+    mesh = "{fsdp: 2, tensor: 2}"
+    equal_to_one(mesh, 2, 2, "adapter={rank: 4, targets: all_linear}")
+    for run in ("one", "many", "back", "forth"):
+        assert (Path(run) / "base/manifest.json").is_file()
+        assert not [name for name in final_state(run, 12) if name.startswith("['params']['model']")]
+    still = ["train.steps=1", "train.learning_rate=0.0", "eval.every=1"]
+    run_several(["train", "recipe.yaml", "adapter={from: one}", "output_dir=new", f"mesh={mesh}", *still], 2, 2)
+    expected = final_state("one", 12)
+    for name, value in final_state("new", 1).items():
+        if name.startswith("['params']"):
+            np.testing.assert_array_equal(value, expected[name])
+    train("recipe.yaml", ["adapter={from: many}", "output_dir=newer", *still])
