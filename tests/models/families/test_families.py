@@ -373,7 +373,7 @@ def test_layers_with_an_mlp_stand_where_pytorch_has_them():
 
 
 def test_what_hub_configs_hold_besides_is_no_obstacle():
-    """Settings of published config.json files that no code reads."""
+    """Settings of published config.json files that no code reads, and others that none of this model type does."""
     published = [
         ("opt", {"activation_dropout": 0.1, "prefix": "</s>", "output_projection": True}),
         ("bloom", {"offset_alibi": 100, "seq_length": 2048, "unk_token_id": 0, "masked_softmax_fusion": True}),
@@ -382,7 +382,9 @@ def test_what_hub_configs_hold_besides_is_no_obstacle():
         ("llama", {"pretraining_tp": 2, "torch_dtype": "bfloat16", "_name_or_path": "x"}),
         ("llama", {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}),
         ("llama", {"is_decoder": True, "activation": "swiglu", "_flash_attn_2_enabled": True}),
-        ("qwen2", {"use_mrope": False}),
+        ("qwen2", {"use_mrope": False, "rope_scaling": {"rope_type": "default", "mrope_section": [1, 2]}}),
+        ("gpt2", {"rope_parameters": {"rope_theta": 3.0}, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+        ("gptj", {"attention_dropout": 0.1, "hidden_dropout": 0.1, "new_trick": 2}),
         ("mixtral", {"layer_types": ["full_attention"] * 2, "original_max_position_embeddings": 8}),
         ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "auto_map": {"AutoConfig": "x"}}),
         ("starcoder2", {"mlp_type": "default", "norm_type": "layer_norm", "activation_function": "gelu"}),
