@@ -8,7 +8,11 @@ from typing import Any
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from redco_cli.console import note
 from redco_cli.models.config.read import local_directory
+from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.families.registry import names_of
+from redco_cli.models.weights.files import some
 from redco_cli.models.weights.load import Keeping, check_checkpoint, checkpoint_directory, load_params
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
@@ -54,6 +58,9 @@ def initial_params(
         return kept_each(jax.jit(model.init, out_shardings=shardings)(key), keeping), ()
     directory = checkpoint_directory(section, where=where)
     loaded = load_params(model, directory, shardings, rng=key, keeping=keeping)
+    if isinstance(model, DecoderModel) and names_of(model.decoder).within and loaded.unused:
+        left = f"{len(loaded.unused)} tensors of other parts are left out ({some(list(loaded.unused))})"
+        note(f"{where('model.name')}: the language model of {section.name} is taken; {left}")
     return loaded.params, loaded.fresh
 
 

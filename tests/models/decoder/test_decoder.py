@@ -293,7 +293,7 @@ def test_experts_with_room_compute_what_each_token_by_itself_would(crowd):
     shares = rng.uniform(size=(2, 32, 2)).astype(np.float32)
 
     def one_by_one(x, kernels, shares):
-        gate, up, down = (kernel[chosen] for kernel in kernels)
+        gate, up, down = (kernel[chosen] for kernel in kernels[:3])
         inner = jnp.tanh(jnp.einsum("bse,bsnef->bsnf", x, gate)) * jnp.einsum("bse,bsnef->bsnf", x, up)
         return jnp.einsum("bsnf,bsnfe,bsn->bse", inner, down, shares)
 

@@ -3,6 +3,7 @@
 import json
 import warnings
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from redco_cli.errors import ModelError
 from redco_cli.exporting import export
 from redco_cli.exporting.export import export_model
 from redco_cli.models.families.registry import text_part
+from redco_cli.models.initial import initial_params
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.weights.load import load_params
 from redco_cli.models.weights.table import to_hf
@@ -90,6 +92,16 @@ def test_the_text_part_is_loaded_and_exported_as_a_model_of_its_own(whole, chang
     ids = torch.arange(3, 15)[None]
     with torch.no_grad():
         torch.testing.assert_close(again.eval()(ids).logits, whole(ids).logits)
+
+
+def test_a_run_says_what_it_leaves_out(whole, tmp_path, capsys):
+    section = saved(whole, tmp_path)
+    model = resolve_model(section, where=where)
+    places = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(jax.devices()[0]), model.abstract)
+    initial_params(model, section, places, key=jax.random.key(0), where=where)
+    said = capsys.readouterr()
+    assert "the language model of" in said.out + said.err
+    assert "tensors of other parts are left out (multi_modal_projector." in said.out + said.err
 
 
 def test_what_the_whole_says_is_not_lost(whole, tmp_path):
