@@ -85,8 +85,7 @@ def load_model(
         with what its `__call__` takes.
 
     Raises:
-        ModelError: there is no such model, it cannot be loaded as it is, or the plugin's state lacks what it keeps
-            besides parameters.
+        ModelError: there is no such model, it cannot be loaded, or the plugin's state lacks what it keeps.
         StorageError: a run has no checkpoint that is whole.
         PluginError: the plugin of a run is gone, or fails.
         DeviceError: the parameters cannot be split over the mesh.

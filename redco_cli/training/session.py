@@ -75,8 +75,7 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
         PluginError: `optimizer_fn` raised, or returned what cannot update these parameters.
     """
     train, schedule = job.recipe.train, join_segments(job.recipe.train, timeline.segments)
-    always = getattr(job.model, "frozen", ())
-    frozen = frozen_paths(job.model.abstract, train.freeze, always, job.where("train.freeze"))
+    frozen = frozen_paths(job.model.abstract, train.freeze, getattr(job.model, "frozen", ()), job.where("train.freeze"))
     rates = relative_rates(job.model, job.recipe, job.where, job.plugin.file if job.plugin.optimizer_fn else None)
     if job.plugin.optimizer_fn is None:
         optimizer = make_optimizer(train, schedule, getattr(job.model, "stacked", {}), rates)

@@ -58,7 +58,7 @@ class DecoderModel:
         generation_config: the transformers generation config; None where none was saved.
         abstract: the parameters as a nested dict of `jax.ShapeDtypeStruct`, float32.
         frozen: empty: everything may be trained.
-        added: which rows of the vocabulary are those of tokens that the recipe adds; None where it adds none.
+        added: which rows of the vocabulary are those of tokens that the recipe adds, if any.
     """
 
     config: Any
