@@ -105,7 +105,7 @@ def _mixed(loaded: LoadedRecipe, wholes: Mapping[str, Any]) -> MixedStream:
     """Several streams as one."""
     sections = loaded.recipe.data.sources("train")
     sources = [
-        Source(one, getattr(sections[key], "weight", 1.0), one.expected, loaded.where(key))
+        Source(one, getattr(sections[key], "weight", 1.0), one.expected(), loaded.where(key))
         for key, one in wholes.items()
     ]
     mixed = MixedStream(sources, in_turn=not loaded.recipe.data.shuffle)

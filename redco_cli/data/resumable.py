@@ -48,7 +48,7 @@ class ResumableStream(Iterable[Example]):
         guard: tells what it raises.
         tell: takes a line for the user when its state cannot be trusted.
         place: from the number of an example, from 0, to where it is from.
-        expected: about how many examples it has; None where nobody knows.
+        expected: tells about how many examples it has; None where nobody knows.
         journal: bookmarks of the training data.
         trusted: whether its state leads back to the same examples; None as long as this is not proved.
     """
@@ -57,7 +57,7 @@ class ResumableStream(Iterable[Example]):
     guard: Guard
     tell: Callable[[str], None]
     place: Callable[[int], str] = "examples[{}]".format
-    expected: int | None = None
+    expected: Callable[[], int | None] = lambda: None
     journal: Journal = field(default_factory=Journal, compare=False)
     trusted: bool | None = None
 

@@ -56,15 +56,20 @@ def load_source(
         if source.limit is not None:
             dataset = dataset.select(range(min(source.limit, len(dataset))))
         return check_examples(Rows(dataset, reader, slices), where(key))
-    dataset, length = _streamed_split(splits, reader)
-    if source.limit is not None:
-        dataset, length = dataset.take(source.limit), min(source.limit, length or source.limit)
+    dataset = _streamed_split(splits, reader)
+
+    def expected() -> int | None:
+        saved = splits[source.split]
+        told = (source.split, source.path, reader.files)
+        found = len(saved) if hasattr(saved, "__len__") else expected_length(dataset, *told)
+        return found if source.limit is None else min(source.limit, found or source.limit)
+
     stream = ResumableStream(
-        dataset,
+        dataset if source.limit is None else dataset.take(source.limit),
         lambda: reader.explained("an example cannot be read"),
         tell,
         lambda number: reader.example_place(number, source.split),
-        length,
+        expected,
     )
     return check_examples(stream, where(key))
 
@@ -134,17 +139,14 @@ def _split(splits: Mapping[str, Any], reader: Reader) -> tuple[Any, list[tuple[s
     return library().concatenate_datasets([splits[name].select(part) for name, part in slices]), slices
 
 
-def _streamed_split(splits: Mapping[str, Any], reader: Reader) -> tuple[Any, int | None]:
-    """A split as a stream, and about how many examples it has, as far as that is known."""
+def _streamed_split(splits: Mapping[str, Any], reader: Reader) -> Any:
     spec = reader.source.split
     if "[" in spec or "+" in spec:
         problem = f"{spec} given, but data that is streamed has whole splits only"
         raise DataError(reader.place("split"), problem, "use limit, or data.streaming: false")
     _check_splits([spec], splits, reader)
     dataset = splits[spec]
-    if hasattr(dataset, "to_iterable_dataset"):  # saved, so that its length is known
-        return dataset.to_iterable_dataset(), len(dataset)
-    return dataset, expected_length(dataset, spec, reader.source.path, reader.files)
+    return dataset.to_iterable_dataset() if hasattr(dataset, "to_iterable_dataset") else dataset  # of those saved
 
 
 def _check_splits(names: Sequence[str], splits: Mapping[str, Any], reader: Reader) -> None:

@@ -24,7 +24,7 @@ def test_files_tell_about_how_many_there_are(tmp_path, form):
     if form == "saved":
         rows.select(range(250)).save_to_disk(tmp_path / "rows")
         found = load(tmp_path, path="rows")
-        assert found.expected == 250
+        assert found.expected() == 250
         return
     for part in range(2):
         path, shard = tmp_path / f"{part}.{form}", rows.shard(2, part, contiguous=True)
@@ -36,8 +36,8 @@ def test_files_tell_about_how_many_there_are(tmp_path, form):
         else:
             getattr(shard, f"to_{form}")(path)
     found = load(tmp_path, path=form, data_files=f"*.{form}")
-    assert found.expected == 300 + (2 if form == "csv" else 0)
-    assert load(tmp_path, path=form, data_files=f"*.{form}", limit=40).expected == 40
+    assert found.expected() == 300 + (2 if form == "csv" else 0)
+    assert load(tmp_path, path=form, data_files=f"*.{form}", limit=40).expected() == 40
 
 
 def test_a_long_file_is_estimated_by_its_beginning(tmp_path):
@@ -59,7 +59,7 @@ def test_what_nobody_knows(tmp_path):
         assert expected_length(unknown(), "train", form, [str(tmp_path / name)]) is None
     assert expected_length(unknown(), "train", "json", [str(tmp_path / "c.json"), "https://host/d.json"]) is None
     assert expected_length(unknown(), "train", "org/data", []) is None
-    assert load(tmp_path, path="json", data_files="a.json", limit=1).expected == 1
+    assert load(tmp_path, path="json", data_files="a.json", limit=1).expected() == 1
 
 
 def test_a_hub_says_it():
