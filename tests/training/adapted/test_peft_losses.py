@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 import transformers
+from peft.optimizers import create_loraplus_optimizer
 
 from redco_cli.job import prepare
 from redco_cli.recipe.load import load_recipe
@@ -95,7 +96,7 @@ def optimizer_of(model, ratio, decay):
         groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=RATE)
     settings = {"lr": RATE, "loraplus_lr_ratio": ratio, "loraplus_weight_decay": decay}
-    return peft.optimizers.create_loraplus_optimizer(model, torch.optim.AdamW, **settings)
+    return create_loraplus_optimizer(model, torch.optim.AdamW, **settings)
 
 
 def losses_of_peft(model, given, ratio, decay):
