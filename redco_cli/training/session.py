@@ -130,8 +130,7 @@ def open_run(
         start.checkpoints.set_aside()
         start.checkpoints.sweep()
         stack.callback(start.checkpoints.close)
-        plain = pinned.recipe.model_dump(mode="json")
-        recorder = stack.enter_context(_open_recorder(job, start, plain))
+        recorder = stack.enter_context(_open_recorder(job, start, plain := pinned.recipe.model_dump(mode="json")))
         described = json.dumps(placement.described(job), indent=1)
         texts = {RESOLVED_NAME: resolved_yaml(pinned, timeline.steps), SHARDING_NAME: described}
         _write_missing(start.directory, texts, replace=True)

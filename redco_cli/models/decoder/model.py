@@ -55,7 +55,7 @@ class DecoderModel:
         task: `causal_lm` or `sequence_classification`.
         where: the place in the recipe that asked for it.
         module: the linen module; holds no parameters. `module.config` is the decoder's own config.
-        generation_config: the transformers generation config; None where none was saved.
+        generation_config: of transformers; None where none was saved.
         abstract: the parameters as a nested dict of `jax.ShapeDtypeStruct`, float32.
         frozen: empty: everything may be trained.
         added: which rows of the vocabulary are those of tokens that the recipe adds, if any.
@@ -211,11 +211,11 @@ class DecoderModel:
     def _check_length(self, length: int) -> None:
         limit = self.decoder.learned_positions
         if limit and length > limit:
-            raise ModelError(
-                self.where,
-                f"input_ids has {length} tokens, but the model has positions for {limit} (max_position_embeddings)",
-                "make sequences shorter: data.max_length, predict.generation.max_new_tokens",
+            problem = (
+                f"input_ids has {length} tokens, but the model has positions for {limit} (max_position_embeddings)"
             )
+            remedy = "make sequences shorter: data.max_length, predict.generation.max_new_tokens"
+            raise ModelError(self.where, problem, remedy)
 
     def _apply(
         self, params: Params, method: str, inputs: tuple[Any, ...], named: dict[str, Any], rng: Any, train: bool
@@ -231,9 +231,8 @@ class DecoderModel:
             segment_ids = texts_by_position(position_ids)
         dropout = train and any((config.embedding_dropout, config.attention_dropout, config.residual_dropout))
         if dropout and rng is None:
-            raise ModelError(
-                self.where, "training this model needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
-            )
+            remedy = "pass rng= to ctx.model, as loss_fn got it"
+            raise ModelError(self.where, "training this model needs a key for dropout", remedy)
         return self.module.clone(train=dropout).apply(
             {"params": params},
             given["input_ids"],

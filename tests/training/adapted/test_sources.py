@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from redco_cli import export, load_model
 from redco_cli.errors import ModelError, RecipeError, StorageError
 from redco_cli.run import evaluate, predict, train, validate
-from tests.training.test_adapters import CUBE, RECIPE, SIZES, project
+from tests.training.adapted.test_runs import CUBE, RECIPE, SIZES, project
 from tests.training.tiny import final_state
 
 __all__ = ["project"]
