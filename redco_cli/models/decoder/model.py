@@ -224,11 +224,9 @@ class DecoderModel:
         calls = _calls.get()
         if calls is not None:
             calls.append(given.get("segment_ids") is not None)
-        config = self.decoder
-        segment_ids, position_ids = given.get("segment_ids"), given.get("position_ids")
-        unmasked = segment_ids is None and given.get("attention_mask") is None
-        if unmasked and position_ids is not None and config.restarts_separate:
-            segment_ids = texts_by_position(position_ids)
+        config, segment_ids, position_ids = self.decoder, given.get("segment_ids"), given.get("position_ids")
+        if segment_ids is None and given.get("attention_mask") is None and position_ids is not None:
+            segment_ids = texts_by_position(position_ids) if config.restarts_separate else None
         dropout = train and any((config.embedding_dropout, config.attention_dropout, config.residual_dropout))
         if dropout and rng is None:
             remedy = "pass rng= to ctx.model, as loss_fn got it"
