@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -65,14 +64,6 @@ output_dir: run
 """
 AT_REST = "train.learning_rate=0"
 GENERATION = {"bos_token_id": 257, "eos_token_id": 258, "pad_token_id": 256, "max_new_tokens": 7, "temperature": 0.5}
-
-
-@pytest.fixture(autouse=True)
-def compiled_quickly() -> Iterator[None]:
-    """These programs run once."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,8 @@ from redco_cli.errors import StorageError
 from redco_cli.recipe.load import shown
 
 _SHOWN = 3
+_GIVEN_UP = ("Event loop is closed", "Encountered error while reading array index")
+"""What readings and writings end with that nobody waits for any more, as of a checkpoint that was deleted."""
 
 
 @functools.cache
@@ -39,7 +41,7 @@ def mute_orbax() -> None:
     report = sys.unraisablehook
 
     def report_others(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        if not str(unraisable.exc_value).startswith(_GIVEN_UP):
             report(unraisable)
 
     sys.unraisablehook = report_others
