@@ -163,7 +163,7 @@ def test_a_path_that_begins_with_its_weights(kind):
     train("recipe.yaml", [setting])
     np.testing.assert_allclose(losses("cube"), losses("whole"), rtol=1e-4)
     assert losses("run") == losses("whole")
-    kernel = "['params']['adapter']['layers']['attention']['q']['kernel']"
+    kernel = "['params']['adapter']['layers']['attention']['v']['kernel']"
     states = [final_state("run", step) for step in (3, 6)]
     np.testing.assert_array_equal(*(state[f"{kernel}['initial_A']"] for state in states))
     assert np.abs(states[1][f"{kernel}['A']"] - states[1][f"{kernel}['initial_A']"]).max() > 1e-3
@@ -177,8 +177,8 @@ def test_a_path_that_begins_with_its_weights(kind):
     with torch.no_grad():
         expected = theirs(input_ids=torch.tensor(ids)).logits.numpy()
     np.testing.assert_allclose(model(params, ids), expected, atol=1e-5)
-    base = load_model("base")[1]["layers"]["attention"]["q"]["kernel"]
-    assert float(np.abs(params["layers"]["attention"]["q"]["kernel"] - base).max()) > 1e-3
+    base = load_model("base")[1]["layers"]["attention"]["v"]["kernel"]
+    assert float(np.abs(params["layers"]["attention"]["v"]["kernel"] - base).max()) > 1e-3
 
 
 def test_rates_of_their_own_are_those_of_the_recipe_s_optimizer(tiny_project):
