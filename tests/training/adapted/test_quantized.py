@@ -41,7 +41,7 @@ mesh: {data: 1}
 output_dir: run
 """
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-LLAMA = {**SIZES, "num_key_value_heads": 2, "vocab_size": 260, "eos_token_id": 257}
+LLAMA = {**SIZES, "num_key_value_heads": 2, "vocab_size": 260, "eos_token_id": 258}
 IDS = np.arange(24).reshape(2, 12) % 250
 
 
@@ -90,7 +90,7 @@ def test_a_run_over_a_quantised_base():
     [
         (["adapter.quantize=fp4"], "adapter.quantize"),
         (["adapter.quantize=float8_e4m3fn"], "adapter.quantize"),
-        ([f"model={json.dumps({'config': {'model_type': 'llama', **LLAMA, 'hidden_size': 96}})}"],
+        ([f"model={json.dumps({'name': None, 'config': {'model_type': 'llama', **LLAMA, 'hidden_size': 96}})}"],
          "layers/attention/k/kernel has 96 inputs, and every 64 of them share a scale: they do not divide"),
     ],
 )  # fmt: skip
@@ -128,7 +128,7 @@ def test_a_run_that_is_continued_ends_as_if_it_had_not_stopped(base):
         train("recipe.yaml", ["adapter=null", "train.steps=1", "output_dir=source"])
         given = ["model.params=source"]
     if base == "random":
-        given = [f"model={json.dumps({'config': {'model_type': 'llama', **LLAMA}, 'tokenizer': 'byte'})}"]
+        given = [f"model={json.dumps({'name': None, 'config': {'model_type': 'llama', **LLAMA}, 'tokenizer': 'byte'})}"]
     train("recipe.yaml", [*given, "output_dir=whole"])
     train("recipe.yaml", [*given, "train.steps=3"])
     train("recipe.yaml", [*given, CUBE, "train.steps=3"])
