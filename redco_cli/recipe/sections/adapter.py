@@ -73,6 +73,11 @@ class AdapterSection(Section):
         if self.begins_with_weight and self.dropout:
             problem = f"adapter.init is {self.init}: a share of the model's own weights would be dropped"
             raise contradiction("adapter.dropout", problem, "leave it out, or set adapter.init: default")
+        if self.begins_with_weight and self.quantize:
+            problem = (
+                f"adapter.init is {self.init}, which begins with a part of the weights themselves, not of their codes"
+            )
+            raise contradiction("adapter.quantize", problem, "set adapter.init: default")
         return self
 
     @property

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from redco_cli.adapters.attach import computed
 from redco_cli.errors import PluginError
 from redco_cli.job import Job
 from redco_cli.placement import Placement
@@ -92,12 +93,15 @@ def prove_cut(
 def _whole_and_halves(job: Job, placement: Placement, shards: int) -> Callable[[Variables, Batch], Any]:
     """Of variables and a batch [M, B, ...]: (sum, weight) of the first micro-batch [2], and of its halves [2, 2]."""
 
-    def loss(variables: Variables, batch: Batch) -> Any:
-        ctx = variables.told(job.context("train"))
-        found: Loss = call_loss(job.plugin, ctx, variables.params, batch, jax.random.key(0), train=False)
+    def loss(seen: Variables, batch: Batch) -> Any:
+        ctx = seen.told(job.context("train"))
+        found: Loss = call_loss(job.plugin, ctx, seen.params, batch, jax.random.key(0), train=False)
         return jnp.stack([found.sum, found.weight])
 
-    gathered = placement.gathering(loss)
+    def adapted(variables: Variables, batch: Batch) -> Any:
+        return computed(job.model, loss, variables, batch)
+
+    gathered = placement.gathering(adapted)
 
     def half(number: int) -> Callable[[jax.Array], jax.Array]:
         """Half of the rows on each device, so that none has to move."""
