@@ -2,14 +2,15 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CHIPS  := .venv-chips
 # A worker for each core, up to eight; what a worker has left over, one that is done takes from its end.
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install run fmt lint types test test-all bench check clean
+.PHONY: help install run fmt lint types test test-all test-chips bench check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -57,10 +58,20 @@ $(VENV)/oracles/bitsandbytes: $(VENV)/.dev
 test-all: $(VENV)/oracles/trl $(VENV)/oracles/bitsandbytes ## the tests and the slow matrices
 	$(PYTEST) --timeout 900
 
+# The compilers of GPUs and TPUs, in an environment of their own: they are large, and no other test needs them.
+$(CHIPS)/.chips: pyproject.toml
+	$(PYTHON) -m venv $(CHIPS)
+	$(CHIPS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[tpu,cuda12]'
+	@touch $@
+
+test-chips: $(CHIPS)/.chips $(VENV)/.dev ## compile for GPUs and TPUs that are not there, and test what comes out
+	$(CHIPS)/bin/python -m tests.chips.programs
+	$(PYTEST) tests/chips
+
 bench: install ## overhead of the training loop over a bare one
 	$(BIN)/python tests/bench/overhead.py
 
 check: lint types test ## what CI runs
 
 clean: ## remove the environment, caches and runs
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist runs
+	rm -rf $(VENV) $(CHIPS) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist runs

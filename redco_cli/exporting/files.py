@@ -119,13 +119,17 @@ def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array], 
 
 def write_config(model: Model, tensors: Sequence[Tensor], directory: Path) -> None:
     """`config.json`, with the class that PyTorch loads it into and the type of the weights."""
-    from transformers.models.auto import modeling_auto
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    )
 
     config = copy.deepcopy(model.config)
     if isinstance(model, DecoderModel):
         config = in_old_keys(config, where=lambda key: f"config: {key}")
-        kind = "SEQUENCE_CLASSIFICATION" if model.decoder.num_labels else "CAUSAL_LM"
-        architecture = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")[config.model_type]
+        is_classifier = bool(model.decoder.num_labels)
+        names = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES if is_classifier else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        architecture = names[config.model_type]
     else:
         architecture = flax_class_names(config.model_type)[model.task].removeprefix("Flax")
     config.architectures = [architecture]

@@ -1,0 +1,103 @@
+"""The steps that are compiled for GPUs and TPUs, and what tells whether what was compiled is still what would be.
+
+`python -m tests.chips.programs` compiles them and writes `results.json`; `make test-chips` does so in an environment
+that has the compilers. The ordinary tests read that file: where a program has changed since, they say so.
+"""
+
+import hashlib
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from redco_cli.chips.target import parse_target, targeting
+from redco_cli.planning.devices import Devices
+from redco_cli.planning.inspect import inspect_sharding
+from redco_cli.planning.options import Planner
+from redco_cli.planning.workload import find_workload
+
+RESULTS = Path(__file__).with_name("results.json")
+TINY = json.dumps(
+    {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "vocab_size": 4096,
+    }
+)
+SOURCES = ("training/step.py", "sharding/decide/gather.py", "planning/compiled.py", "chips/table.py")
+"""What decides the compiled program beyond the traced loss and its plan."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A step, and the devices that it is compiled for."""
+
+    model: str
+    target: str
+    mesh: dict[str, int]
+    batch_size: int
+    seq_length: int
+
+
+PROGRAMS = {
+    "llama of 16 MiB, h100:8": Program(TINY, "h100:8", {"data": 1, "fsdp": 4, "tensor": 2}, 16, 512),
+    "llama of 16 MiB, v5e:2x4": Program(TINY, "v5e:2x4", {"data": 1, "fsdp": 4, "tensor": 2}, 16, 512),
+    "llama-3.1-8b, h100:8": Program("llama-3.1-8b", "h100:8", {"data": 1, "fsdp": 8, "tensor": 1}, 16, 4096),
+}
+
+
+def fingerprint(program: Program) -> str:
+    """Of everything that decides what is compiled, but for the compiler."""
+    target = parse_target(program.target, "--target")
+    with targeting(target):
+        workload = find_workload(program.model, batch_size=program.batch_size, seq_length=program.seq_length)
+        planner = Planner(workload, Devices(target.devices, target.groups, None), program.batch_size)
+        plan = planner.plan(program.mesh)
+        batch = workload.batch(program.batch_size)
+        traced = jax.make_jaxpr(lambda given, batch: workload.loss(given, batch, jax.random.key(0)).sum)(
+            workload.abstract, batch
+        )
+    package = Path(find_workload.__code__.co_filename).parents[1]
+    parts = [
+        re.sub(r"0x[0-9a-f]+|/[^ ]*\.py(:\d+)?", "", str(traced)),
+        *(f"{row.path} {row.spec} {row.gathered}" for row in plan.rows),
+        *((package / source).read_text() for source in SOURCES),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def compiled(program: Program) -> dict[str, object]:
+    """What its compiler says, and the prediction beside it."""
+    report = inspect_sharding(
+        program.model,
+        target=program.target,
+        mesh=program.mesh,
+        batch_size=program.batch_size,
+        seq_length=program.seq_length,
+        compile_it=True,
+    )
+    found = report["compiled"]
+    moved: dict[str, int] = {}
+    for one in found["collectives"]:
+        name = f"{one['kind']} over {one['axis']}"
+        moved[name] = moved.get(name, 0) + one["bytes"]
+    return {
+        "fingerprint": fingerprint(program),
+        "jax": jax.__version__,
+        "predicted_memory": sum(report["memory"].values()),
+        "moved": moved,
+        **{key: found[key] for key in ("memory", "overlapped", "attention", "launches", "too_large")},
+    }
+
+
+if __name__ == "__main__":
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    for name in sys.argv[1:] or PROGRAMS:
+        results[name] = compiled(PROGRAMS[name])
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,0 +1,30 @@
+"""What was compiled for GPUs and TPUs is still what would be, and is as it should be."""
+
+import json
+
+import pytest
+
+from tests.chips.programs import PROGRAMS, RESULTS, fingerprint
+
+FOUND = json.loads(RESULTS.read_text())
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_program_is_the_one_that_was_compiled(name):
+    assert FOUND[name]["fingerprint"] == fingerprint(PROGRAMS[name]), "run make test-chips, and commit results.json"
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_fits_and_scatters_its_gradients(name):
+    found = FOUND[name]
+    assert found["too_large"] is None
+    gathered = found["moved"]["all-gather over fsdp"]
+    scattered, reduced = found["moved"]["reduce-scatter over fsdp"], found["moved"].get("all-reduce over fsdp", 0)
+    assert 0 < scattered < gathered
+    assert reduced < 0.05 * scattered
+
+
+def test_a_gpu_computes_attention_by_cudnn():
+    for name, program in PROGRAMS.items():
+        if program.target.startswith("h100"):
+            assert any("fmha" in kernel for kernel in FOUND[name]["attention"])
