@@ -14,7 +14,7 @@ from redco_cli.console.plan import mesh_text
 from redco_cli.examples import stages_of
 from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement, place, read_loss, read_nothing
-from redco_cli.planning.devices import Devices
+from redco_cli.planning.devices import devices_here
 from redco_cli.planning.options import Option, options
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh
@@ -40,7 +40,7 @@ def choose_placement(job: Job) -> tuple[Job, Placement]:
         return job, recipe_placement(job, read_loss)
     section = job.recipe.mesh
     sizes = None if section == "auto" else section.model_dump()
-    best = options(job_workload(job), Devices(_count(sizes), jax.process_count(), memory), sizes)[0][0]
+    best = options(job_workload(job), devices_here(_count(sizes), memory), sizes)[0][0]
     _tell(job, best, memory)
     mesh = make_mesh(best.plan.mesh, job.where)
     return _with_choices(job, best), Placement(mesh, best.plan, best.reshard_after_forward)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
+
 from redco_cli.chips.table import Chip
+from redco_cli.chips.target import chip_of
 
 FLOPS = 150e12
 """Of one device of an unknown kind, as an A100 or a TPU v4 reaches in bfloat16 training."""
@@ -45,3 +48,18 @@ class Devices:
             return FAST_LINK, SLOW_LINK
         ways = 2 if self.chip.torus else 1  # a ring along a dim of a torus goes both ways round
         return REACHED_LINK * ways * self.chip.link, REACHED_LINK * self.chip.network
+
+
+def devices_here(count: int, memory: int | None, *, eager: bool = False) -> Devices:
+    """Some of the devices of all processes, with what is known of their kind.
+
+    Args:
+        count: how many.
+        memory: bytes of one; None when it is not known.
+        eager: see `Devices`.
+    """
+    found = jax.devices()
+    chip = chip_of(found[0].device_kind)
+    is_torus = chip is not None and chip.torus > 0  # its hosts are within the slice, on the same links
+    groups = len({one.slice_index for one in found}) if is_torus else jax.process_count()
+    return Devices(count, groups, memory, eager, chip)

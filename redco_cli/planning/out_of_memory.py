@@ -22,7 +22,7 @@ from redco_cli.exporting.export import SETS_AT_ONCE
 from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement
 from redco_cli.planning.choice import memory_of_a_device
-from redco_cli.planning.devices import Devices
+from redco_cli.planning.devices import devices_here
 from redco_cli.planning.options import Option, Planner
 from redco_cli.planning.parameter_groups import group_parameters
 from redco_cli.planning.workload import job_workload
@@ -140,7 +140,7 @@ def _option(job: Job, plan: Plan, *, reshard_after_forward: bool, micro: int | N
     workload = replace(job_workload(job), recomputing=None)
     size = micro or micro_batch_size(job.recipe)
     eager = current_platform() == "cpu"
-    devices = Devices(math.prod(plan.mesh.values()), jax.process_count(), None, eager)
+    devices = devices_here(math.prod(plan.mesh.values()), None, eager=eager)
     return Planner(workload, devices, size).option(plan, size, reshard_after_forward=reshard_after_forward)
 
 
@@ -192,7 +192,7 @@ def _edited(job: Job, placement: Placement, now: Option, section: str, key: str,
 def _other_meshes(job: Job, placement: Placement, now: Option) -> list[Edit]:
     """All devices, with parameters split over them in the two plain ways; the better one."""
     count, found = jax.device_count(), []
-    planner = Planner(now.workload, Devices(count, jax.process_count(), None), now.micro_batch_size)
+    planner = Planner(now.workload, devices_here(count, None), now.micro_batch_size)
     for axis in (FSDP, TENSOR):
         sizes = {DATA: 1, FSDP: 1, TENSOR: 1, axis: count}
         if now.micro_batch_size % sizes[FSDP] or sizes == dict(now.plan.mesh) or count == 1:

@@ -1,6 +1,7 @@
 """Devices as they are typed, and programs that are built for them on a machine that has none."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from redco_cli.chips.table import CHIPS
 from redco_cli.chips.target import chip_of, current_platform, parse_target, targeting
 from redco_cli.errors import UsageError
+from redco_cli.planning.devices import devices_here
 from redco_cli.planning.inspect import inspect
 from redco_cli.planning.workload import find_workload
 from tests.projects import LLAMA
@@ -76,6 +78,17 @@ def test_a_gpu_runs_its_own_attention_wherever_it_is_planned():
     assert "dot_product_attention_fwd" not in attention_of("v5e:2x4")
     assert "dot_product_attention_fwd" not in attention_of(None)
     assert current_platform() == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("kind", "slices", "chip", "groups"),
+    [("TPU v6 lite", 2, "v6e", 2), ("NVIDIA H100 80GB HBM3", 1, "h100", 1), ("some other", 1, None, 1)],
+)
+def test_a_real_machine_is_its_own_target(monkeypatch, kind, slices, chip, groups):
+    devices = [SimpleNamespace(device_kind=kind, slice_index=number % slices) for number in range(8)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    found = devices_here(8, 2**34)
+    assert (found.count, found.hosts, found.chip) == (8, groups, None if chip is None else CHIPS[chip])
 
 
 def test_a_plan_is_one_for_the_target():

@@ -56,7 +56,8 @@ def losses(run):
     return [row["loss"] for row in read_records(Path(run) / "metrics.jsonl") if row["kind"] == "train"]
 
 
-@pytest.mark.parametrize("kind", ["lora", pytest.param("dora", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["lora", "dora"])
 def test_every_mesh_and_cut_trains_the_same(kind):
     train("recipe.yaml", [f"adapter.type={kind}", "output_dir=one"])
     train("recipe.yaml", [f"adapter.type={kind}", CUBE, "train.micro_batch_size=4", "output_dir=cube"])
