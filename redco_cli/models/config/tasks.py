@@ -84,11 +84,12 @@ def choose_task(requested: str, config: Any, *, where: Callable[[str], str]) -> 
 
 
 def supported_model_types() -> list[str]:
-    """Every model type that the decoder covers, or that has a Flax class for some task, sorted."""
+    """Every model type that the decoder covers, at least its text part, or that has a Flax class, sorted."""
     from transformers.models.auto import modeling_flax_auto
 
     tables = [getattr(modeling_flax_auto, mapping) for mapping in _MAPPINGS.values()]
-    return sorted({model_type for table in tables for model_type in table} | set(_CLIP) | set(families()))
+    by_decoder = set(families()).union(*(family.part_of for family in families().values()))
+    return sorted({model_type for table in tables for model_type in table} | set(_CLIP) | by_decoder)
 
 
 def unknown_model_type(model_type: object, *, where: Callable[[str], str]) -> ModelError:

@@ -68,7 +68,7 @@ FAMILIES = (
     Family(
         model_type="gpt_oss",
         read=_gpt_oss,
-        irrelevant=ROUTER_LOSS | named("experts_per_token initial_context_length"),
+        irrelevant=ROUTER_LOSS,
         names=_NAMES,
         packed=frozenset({"mxfp4"}),
         example={

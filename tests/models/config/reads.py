@@ -78,10 +78,11 @@ def table() -> dict[str, Any]:
 
 
 def model_types() -> list[str]:
-    """Those that the decoder or a Flax class covers, and the parts of such."""
+    """Those that the decoder or a Flax class covers, and the parts of such; of a model with images the text part."""
     from transformers.models.auto.modeling_flax_auto import FLAX_MODEL_MAPPING_NAMES
 
-    known = {*families(), *supported_model_types(), *FLAX_MODEL_MAPPING_NAMES} & set(CONFIG_MAPPING.keys())
+    wholes = {whole for family in families().values() for whole in family.part_of}
+    known = {*families(), *supported_model_types(), *FLAX_MODEL_MAPPING_NAMES} & set(CONFIG_MAPPING.keys()) - wholes
     parts = {part for name in known for part in CONFIG_MAPPING[name].sub_configs.values()}
     return sorted(known | {part.model_type for part in parts if part is not AutoConfig})
 

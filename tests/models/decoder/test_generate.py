@@ -34,6 +34,10 @@ LONGROPE = {"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2.0,
 SHORT_PHI3 = {"rope_scaling": LONGROPE, "original_max_position_embeddings": 10, "max_position_embeddings": 40}
 
 
+MIXED = {"mlp_only_layers": [1], "num_hidden_layers": 3}
+"""Three stacks of layers: with experts, without, with."""
+
+
 def first(default, *others):
     """The default cases, and those that only the slow tests run."""
     return [*default, *(pytest.param(*other, marks=pytest.mark.slow) for other in others)]
@@ -99,6 +103,9 @@ def both(models, **settings):
         ("falcon", {"alibi": True}),
         ("mixtral", {}),
         ("qwen2_moe", {}),
+        ("qwen3_moe", MIXED),
+        ("gpt_oss", {}),
+        ("olmo3", {}),
         ("smollm3", {}),
         ("gptj", {}),
         ("gpt_neox", {}),
@@ -130,6 +137,25 @@ def test_greedy_tokens_equal_pytorch(family, changed):
 def test_beams_equal_pytorch(family, settings):
     expected, found = both(lively(family), **({"num_beams": 3} | settings))
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
+def test_beams_and_samples_read_the_cache_of_several_stacks(family):
+    """A text that a beam leaves takes its keys and values along in every stack, and so does each sample."""
+    mixed = lively(family, **MIXED)
+    expected, found = both(mixed, num_beams=3)
+    np.testing.assert_array_equal(found, expected)
+    model, (ids, mask) = own(mixed), prompts()
+    settings = {"max_new_tokens": NEW, "num_samples": 2}
+    best = tokens(model, mixed.params, ids, mask, num_beams=3, **settings)
+    assert best.shape == (3, 2, NEW)
+    np.testing.assert_array_equal(best[:, 0], expected)
+    drawn = tokens(
+        model, mixed.params, ids, mask, do_sample=True, top_k=1, rng=jax.random.key(0), **settings
+    )  # the likeliest alone, twice
+    greedy = both(mixed)[0]
+    np.testing.assert_array_equal(drawn, np.stack([greedy, greedy], axis=1))
 
 
 RULES = {
