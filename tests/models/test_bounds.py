@@ -68,6 +68,15 @@ def test_calls_are_checked_where_there_are_values(gpt2, inputs, text):
     assert message(caught) == text
 
 
+def test_a_decoder_that_classifies_is_checked_and_its_classes_are_no_tokens():
+    model = resolved("gpt2", "sequence_classification", n_layer=1, num_labels=100, pad_token_id=0)
+    with pytest.raises(ModelError, match="input_ids has the token 64, but the model has 64"):
+        model(model.abstract, with_one(64))
+    with pytest.raises(ModelError, match="position_ids has the position 40, but the model has 40"):
+        model(model.abstract, GOOD, position_ids=with_one(40))
+    check_batch(model.rows, {"input_ids": GOOD, "labels": with_one(90)})
+
+
 def test_prompts_are_checked(gpt2):
     with pytest.raises(ModelError, match="input_ids has the token 70, but the model has 64"):
         gpt2.generate(gpt2.abstract, with_one(70), eos_token_id=2)

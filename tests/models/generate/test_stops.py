@@ -43,7 +43,7 @@ def word_tokenizer():
 def test_outputs_end_where_they_end_in_pytorch(strings):
     """Random texts, at each of their tokens; the beginning is a prompt, which may begin a stop string."""
     tokenizer = word_tokenizer()
-    ids = np.random.default_rng(0).integers(0, len(tokenizer), (40, 12))
+    ids = np.random.default_rng(0).integers(0, len(tokenizer), (800, 12))
     criteria = StopStringCriteria(tokenizer, list(strings))
     stops = stops_of(strings, tokenizer, "here")
     states = stops.read(ids[:, :4])
