@@ -84,6 +84,21 @@ def test_decoders_come_back_bit_for_bit(family, dtype, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "changed",
+    [
+        {"decoder_sparse_step": 2},
+        pytest.param({"mlp_only_layers": [1], "num_hidden_layers": 4}, marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_stacks_of_layers_with_and_without_experts_come_back_bit_for_bit(changed, tmp_path):
+    torch_model, model, params = a_decoder("qwen2_moe", tmp_path / "in", torch.bfloat16, **changed)
+    assert {"layers_0", "layers_1"} <= params.keys()
+    export_model(model, params, tmp_path / "out", source=tmp_path / "in")
+    assert_same(torch_model, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
     ("model_type", "dtype"),
     [
         pytest.param(name, TYPES[number % 3], marks=() if name in QUICK_FLAX else pytest.mark.slow)

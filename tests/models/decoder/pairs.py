@@ -24,7 +24,9 @@ torch.set_num_threads(1)  # beside XLA's, more threads only wait
 QUICK = {"xla_backend_optimization_level": 0}
 """Compiler options: these programs run once."""
 
-LIKE_OTHERS = frozenset({"mistral", "mixtral", "qwen2", "qwen3", "gemma", "olmo3", "smollm3", "granite", "starcoder2"})
+LIKE_OTHERS = frozenset(
+    {"mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", "olmo3", "smollm3", "granite", "starcoder2"}
+)
 """Families whose parts, names and ways to store tensors others have too: `make test-all` has their cases.
 
 A family that is not among them, such as a new one, is in every run of the tests.

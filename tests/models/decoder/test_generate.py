@@ -94,7 +94,8 @@ def both(models, **settings):
 @pytest.mark.parametrize(
     ("family", "changed"),
     first(
-        [("mistral", {}), ("gemma3_text", {}), ("bloom", {}), ("opt", {})],
+        [("gemma3_text", {}), ("bloom", {}), ("opt", {})],
+        ("mistral", {}),
         ("llama", {}),
         ("gemma2", {}),
         ("qwen3", {}),
@@ -123,7 +124,8 @@ def test_greedy_tokens_equal_pytorch(family, changed):
 @pytest.mark.parametrize(
     ("family", "settings"),
     first(
-        [("gpt2", {}), ("mistral", {"early_stopping": True, "length_penalty": 2.0})],
+        [("mistral", {"early_stopping": True, "length_penalty": 2.0})],
+        ("gpt2", {}),
         ("llama", {}),
         ("llama", {"early_stopping": True, "length_penalty": 0.0}),
         ("llama", {"early_stopping": "never", "length_penalty": 1.5}),
@@ -346,7 +348,7 @@ def test_samples_are_drawn_apart():
 DRAWN = {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02}
 
 
-@pytest.mark.parametrize("settings", [DRAWN, {"top_k": 0}])
+@pytest.mark.parametrize("settings", first([DRAWN], ({"top_k": 0},)))
 def test_first_tokens_are_drawn_from_what_the_settings_leave(settings):
     """A chi-square test of 4000 keys against PyTorch's filters of PyTorch's logits."""
     models = pair("llama")
