@@ -119,7 +119,7 @@ def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array], 
 
 def write_config(model: Model, tensors: Sequence[Tensor], directory: Path) -> None:
     """`config.json`, with the class that PyTorch loads it into and the type of the weights."""
-    from transformers.models.auto.modeling_auto import (
+    from transformers.models.auto.modeling_auto import (  # as a name of its package it would need torch
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     )
@@ -127,8 +127,8 @@ def write_config(model: Model, tensors: Sequence[Tensor], directory: Path) -> No
     config = copy.deepcopy(model.config)
     if isinstance(model, DecoderModel):
         config = in_old_keys(config, where=lambda key: f"config: {key}")
-        is_classifier = bool(model.decoder.num_labels)
-        names = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES if is_classifier else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        classifies = model.decoder.num_labels
+        names = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES if classifies else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
         architecture = names[config.model_type]
     else:
         architecture = flax_class_names(config.model_type)[model.task].removeprefix("Flax")
