@@ -255,7 +255,7 @@ def encoders():
     Path("near.py").write_text("FIRST = 7")
     given = own_plugin(
         """bridge = sys.modules.get("jax._src.xla_bridge")
-    found = [near.FIRST, ctx.options["extra"], ctx.model.config.hidden_size, len(ctx.tokenizer), *ids]
+    found = [near.FIRST, ctx.options["extra"], ctx.model.config.hidden_size, len(ctx.tokenizer) - 1, *ids]
     return {"input_ids": found, "backends": [len(bridge._backends)] * len(found)}""",
         "ctx.model.next_token_loss(params, **{n: v for n, v in batch.items() if n != 'backends'})",
     )
