@@ -57,27 +57,27 @@ def compile_for(target: Target, option: Option, workload: Mapping[str, Any]) -> 
 def _ended(request: Mapping[str, Any], target: Target) -> dict[str, Any]:
     """What the process says at its end."""
     with tempfile.TemporaryFile("w+") as said, waiting() as tell:
-        process = subprocess.Popen(  # noqa: S603 - nothing of it is from outside
+        with subprocess.Popen(  # noqa: S603 - nothing of it is from outside
             [sys.executable, "-c", _BEGIN, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
             env={**os.environ, **_ENVIRONMENT},
-        )
-        try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(request))
-            process.stdin.close()
-            for line in process.stdout:
-                message: dict[str, Any] = json.loads(line)
-                if "stage" not in message:
-                    return message
-                tell(message["stage"])
-        finally:
-            process.kill()
-            code = process.wait()
+        ) as process:
+            try:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(json.dumps(request))
+                process.stdin.close()
+                for line in process.stdout:
+                    message: dict[str, Any] = json.loads(line)
+                    if "stage" not in message:
+                        return message
+                    tell(message["stage"])
+            finally:
+                process.kill()
+        code = process.returncode
         said.seek(0)
         last = " | ".join(said.read().splitlines()[-_SHOWN:])
     problem = f"the process that compiles for {target} ended with exit code {code}: {last}"
