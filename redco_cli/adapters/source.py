@@ -51,7 +51,7 @@ def filled(section: AdapterSection, model: Any, loaded: LoadedRecipe) -> Adapter
         loaded: the recipe.
 
     Raises:
-        RecipeError: what the section says itself is something else.
+        RecipeError: what the section says itself is something else, or does not go with it.
         ModelError, StorageError: there is no such adapter, or it cannot be read.
     """
     given = TAKEN & section.model_fields_set
@@ -59,7 +59,13 @@ def filled(section: AdapterSection, model: Any, loaded: LoadedRecipe) -> Adapter
         return section
     known, place = _told(section.source, model, loaded)
     _refuse_disagreement(section, given, known, place, model, loaded.where)
-    return section.model_copy(update={key: getattr(known, key) for key in TAKEN})
+    found = section.model_copy(update={key: getattr(known, key) for key in TAKEN})
+    for key in ("quantize", "dropout"):
+        if found.begins_with_weight and getattr(found, key):
+            problem = f"{place} says init: {found.init}: its path began with a part of the weights, which stay whole"
+            remedy = "leave it out; or name what redco export RUN --output DIR --adapter makes of it: a plain path"
+            raise RecipeError(loaded.where(f"adapter.{key}"), problem, remedy)
+    return found
 
 
 def check_source(section: AdapterSection, model: Any, loaded: LoadedRecipe) -> None:

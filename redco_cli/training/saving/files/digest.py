@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from redco_cli.adapters.quantized.leaf import is_quantized
 from redco_cli.console import note
 from redco_cli.errors import ModelError
 from redco_cli.models.several import MAIN
@@ -48,7 +49,8 @@ def digests(constants: Mapping[str, Params], mesh: Mesh | None, dtype: str | Non
 def refuse_other_base(base: Params, mesh: Mesh | None, meta: Meta, where: str, name: str) -> None:
     """Refuses a model other than the one that an adapter was trained for.
 
-    Narrower numbers than those it was trained with do not tell: a note says so.
+    Narrower numbers than those it was trained with do not tell, nor do weights that are quantised here and not there:
+    a note says so.
 
     Args:
         base: its parameters.
@@ -60,11 +62,15 @@ def refuse_other_base(base: Params, mesh: Mesh | None, meta: Meta, where: str, n
     Raises:
         ModelError: it is another.
     """
-    known, dtype = meta.digests.get(MAIN), (meta.recipe.get("adapter") or {}).get("base_dtype")
-    kinds = {str(leaf.dtype) for leaf in jax.tree.leaves(base)}
-    if known is None or dtype not in ("float32", "bfloat16") or kinds not in ({"float32"}, {dtype}):
+    known, section = meta.digests.get(MAIN), meta.recipe.get("adapter") or {}
+    dtype, codes = section.get("base_dtype"), section.get("quantize")
+    leaves = jax.tree.leaves(base, is_leaf=is_quantized)
+    forms = {leaf.form.kind for leaf in leaves if is_quantized(leaf)}
+    kinds = {str(leaf.dtype) for leaf in leaves if not is_quantized(leaf)}
+    comparable = kinds == {dtype} or (kinds == {"float32"} and codes is None)
+    if known is None or dtype not in ("float32", "bfloat16") or forms != ({codes} - {None}) or not comparable:
         note(f"whether {name} was trained for this model is not known: its numbers are kept in another type here")
-    elif digests({MAIN: base}, mesh, dtype)[MAIN] != known:
+    elif digests({MAIN: base}, mesh, None if codes else dtype)[MAIN] != known:  # scales stay float32
         problem = f"the adapter in {name} was trained for a model with other parameters"
         raise ModelError(where, problem, "name the model that it was trained for, by its name or model.params")
 
