@@ -28,6 +28,13 @@ TASKS: dict[str, Callable[[str], str]] = {
     "How many words has {}?": lambda name: str(len(name.split("_"))),
 }
 """What the user says to what the assistant has to answer."""
+LATER: dict[str, Callable[[str], str]] = {
+    "Write {} with dashes.": lambda name: name.replace("_", "-"),
+    "Write {} in title case.": lambda name: name.replace("_", " ").title(),
+    "Initials of {}?": lambda name: "".join(word[0] for word in name.split("_")),
+    "Swap the ends of {}.": lambda name: "_".join(_swapped(name.split("_"))),
+}
+"""Likewise, for a model that has learnt the others."""
 LONGEST = 18
 """Letters of the longest name asked about."""
 
@@ -39,10 +46,16 @@ class Options(instruct.Options):  # type: ignore[name-defined, misc]
     Attributes:
         eval_share: share of the names, 0 to 1, that only evaluation asks about.
         eval_examples: how many questions evaluation asks.
+        later: ask what else can be asked of names, for a model that knows the first questions.
     """
 
     eval_share: float = 0.1
     eval_examples: int = 300
+    later: bool = False
+
+
+def _swapped(words: Sequence[str]) -> list[str]:
+    return [words[-1], *words[1:-1], words[0]]
 
 
 def load_examples(ctx: Context, split: str) -> Sequence[Example]:
@@ -52,7 +65,7 @@ def load_examples(ctx: Context, split: str) -> Sequence[Example]:
     examples = [
         {ctx.options.prompt or "prompt": question.format(name), ctx.options.response or "response": answer(name)}
         for name in names
-        for question, answer in TASKS.items()
+        for question, answer in (LATER if ctx.options.later else TASKS).items()
         if held_out(name, ctx.options.eval_share) == (split == "eval")
     ]
     if split == "eval":
