@@ -77,9 +77,9 @@ def test_a_path_that_began_with_weights_goes_on_beside_weights_only():
     with pytest.raises(RecipeError, match=r"adapter.init: 'default' given, but source.checkpoint-2: adapter.init says"):
         validate("recipe.yaml", ["adapter={from: source, quantize: null, init: default}"])
     export("source", output="plain", adapter=True)
-    begin("plain", "nf4", "output_dir=codes")
+    begin("plain", "nf4", "adapter.rank=8", "output_dir=codes")
     with pytest.raises(RecipeError, match=r"adapter.init: 'pissa' given, but plain/adapter_config.json"):
-        validate("recipe.yaml", ["adapter={from: plain, quantize: null, init: pissa}"])
+        validate("recipe.yaml", ["adapter={from: plain, rank: 8, quantize: null, init: pissa}"])
 
 
 @pytest.mark.parametrize("given", ["quantize: null", "quantize: null, init: pissa", "quantize: nf4"])
