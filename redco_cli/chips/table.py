@@ -5,8 +5,8 @@ Sources, by the letters behind the entries:
     N  NVIDIA data sheets: H100 (SXM5, 2023), H200 (SXM, 2024), HGX B200 (2025), A100 (SXM4 80GB, 2021); dense rates
     T  Google Cloud TPU documentation, "System architecture": v5e, v5p, v6e, TPU7x
     S  "How to Scale Your Model" (jax-ml.github.io/scaling-book, 2025), table of TPU specs: links in one direction, DCN
-    X  XLA: what its compiler prints of a TPU's memory when a program does not fit, and the descriptions of GPUs that it
-       ships (openxla/xla, xla/backends/gpu/target_config/specs, 2026)
+    X  XLA: what its compiler prints of a TPU's memory when a program does not fit (v6e; of the others from memory, not
+       seen here), and the descriptions of GPUs that it ships (openxla/xla, xla/backends/gpu/target_config/specs, 2026)
 """
 
 from __future__ import annotations
