@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import os
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
 
 import argparse
 import statistics

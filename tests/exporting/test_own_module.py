@@ -201,7 +201,7 @@ def test_a_run_is_loaded_from_anywhere(project: Path, trained: Path, tmp_path: P
     for same in (project / "runs/own", Path("runs/own/checkpoint-4/"), trained / "runs/own"):
         np.testing.assert_array_equal(outputs(same), newest)
     assert np.abs(outputs("runs/own/checkpoint-2") - newest).max() > 1e-3
-    np.testing.assert_allclose(in_another_process(tmp_path / "there", project / "runs/own"), newest, rtol=1e-6)
+    np.testing.assert_array_equal(in_another_process(tmp_path / "there", project / "runs/own"), newest)
 
 
 def test_what_is_loaded_is_split_as_planned(project: Path) -> None:
@@ -238,7 +238,7 @@ def test_what_is_exported_is_read_where_there_is_nothing_else(project: Path, tra
     np.testing.assert_array_equal(outputs("out"), expected)
     Path("out").rename(tmp_path / "moved")
     shutil.rmtree(project / "runs")
-    np.testing.assert_allclose(in_another_process(tmp_path / "there", tmp_path / "moved"), expected, rtol=1e-6)
+    np.testing.assert_array_equal(in_another_process(tmp_path / "there", tmp_path / "moved"), expected)
     assert not list((tmp_path / "moved").rglob("*.pyc"))
 
 
@@ -258,7 +258,7 @@ def test_a_package_and_a_tokenizer_go_along(project: Path, tmp_path: Path) -> No
     shutil.rmtree("tokenizer")
     Path("package/nets.py").write_text("raise RuntimeError('not this one')")
     np.testing.assert_array_equal(outputs(tmp_path / "moved"), expected)
-    np.testing.assert_allclose(in_another_process(tmp_path / "there", tmp_path / "moved"), expected, rtol=1e-6)
+    np.testing.assert_array_equal(in_another_process(tmp_path / "there", tmp_path / "moved"), expected)
 
 
 @pytest.mark.slow
