@@ -119,3 +119,19 @@ def test_there_is_no_drawer_for_everything():
 def test_every_test_file_has_tests():
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     assert [shown(path) for path in files if not any(f.name.startswith("test_") for f in functions(parsed(path)))] == []
+
+
+def test_no_module_of_the_tests_sets_the_environment_where_it_is_imported():
+    """Doctests are collected from all of them: flags set so would be those of every process that a test starts.
+
+    Other flags are other machine code: its sums differ in the last bit, and nothing that is kept is found.
+    """
+    found = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if path == ROOT / "tests" / "conftest.py":
+            continue
+        for statement in parsed(path).body:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            if isinstance(target, ast.Subscript) and ast.unparse(target.value) == "os.environ":
+                found.append(f"{shown(path)}:{statement.lineno}")
+    assert found == []
