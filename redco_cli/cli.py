@@ -67,7 +67,9 @@ def train(
 
 @app.command(epilog="Example: redco predict runs/quickstart --input prompts.jsonl --show 4")
 def predict(
-    target: Annotated[str, typer.Argument(metavar="RECIPE|RUN", help="A recipe, or the output directory of a run.")],
+    target: Annotated[
+        str, typer.Argument(metavar="RECIPE|RUN|MODEL", help="A run, a recipe, or a model: directory or hub id.")
+    ],
     overrides: Overrides = None,
     input_file: Annotated[
         str | None,
@@ -85,10 +87,10 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict a JSON-lines file, a text or the eval data. In order, each example once; files continue if killed."""
-    from redco_cli.recipe.load import find_run
+    from redco_cli.prediction.target import load_target
 
     check_prompt(prompt, chats, input_file, output_file, show, as_json)
-    with joined(load_recipe(find_run(target)[0], overrides or ()), note, print_error, hush):
+    with joined(load_target(target, overrides or ())[0], note, print_error, hush):
         if chats:
             converse(target, overrides or (), checkpoint)
             return

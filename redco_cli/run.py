@@ -24,6 +24,7 @@ from redco_cli.plugin.state import Variables
 from redco_cli.prediction.predict import check_output, line_of, write_predictions
 from redco_cli.prediction.predictor import Predictor
 from redco_cli.prediction.prompt import answer_text, conversation_example, explaining_prompt, prompt_example
+from redco_cli.prediction.target import load_target
 from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, load_run
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
@@ -102,7 +103,7 @@ def evaluate(target: Name, overrides: Sequence[str] = (), *, checkpoint: str = "
     """Loss and metrics of a run on its eval data or on others, as training evaluates; nothing of the run changes.
 
     Args:
-        target: as for `predict`.
+        target: the output directory of a run, a recipe file, or the name of a shipped recipe.
         overrides: `dotted.key=value` strings, such as `data.eval.data_files=other.jsonl` or `eval.predict=true`.
         checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
 
@@ -145,6 +146,7 @@ def predict(
     Args:
         target: the output directory of a run, a recipe file, or the name of a shipped recipe. A recipe predicts with
             the newest checkpoint in its `output_dir`; without one, with `model.params` or the weights of `model.name`.
+            Or a model alone, with which a built-in plugin predicts: a directory with `config.json`, or a hub id.
         overrides: `dotted.key=value` strings.
         input: a JSON-lines file, or examples; default: the recipe's `predict.input`, or else its eval examples.
         output: the file to write; default: `predictions/<name of the input>.jsonl` in the output directory.
@@ -156,9 +158,7 @@ def predict(
     Raises:
         RedcoError: with place, problem and remedy.
     """
-    recipe, directory = find_run(target)
-    loaded = load_recipe(recipe, overrides)
-    directory = directory or Path(loaded.recipe.output_dir)
+    loaded, directory = load_target(target, overrides)
     given: Sequence[Example] | None = None
     source: Name | None = None
     if input is None or isinstance(input, str | os.PathLike):
@@ -200,9 +200,7 @@ def predict_examples(
         UsageError: the plugin makes no batch of a text alone.
         RedcoError: with place, problem and remedy.
     """
-    recipe, directory = find_run(target)
-    loaded = load_recipe(recipe, overrides)
-    directory = directory or Path(loaded.recipe.output_dir)
+    loaded, directory = load_target(target, overrides)
     enable_compilation_cache()
     shapes = stored_shapes(loaded, directory, checkpoint)
     if isinstance(examples, str):
@@ -237,9 +235,7 @@ def chat(
         UsageError: the plugin makes no batch of a conversation alone.
         RedcoError: with place, problem and remedy.
     """
-    recipe, directory = find_run(target)
-    loaded = load_recipe(recipe, overrides)
-    directory = directory or Path(loaded.recipe.output_dir)
+    loaded, directory = load_target(target, overrides)
     enable_compilation_cache()
     shapes, messages = stored_shapes(loaded, directory, checkpoint), [{"role": "user", "content": "?"}]
     with explaining_prompt("--chat", "a conversation alone"):

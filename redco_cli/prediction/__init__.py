@@ -4,5 +4,5 @@ In: a job, its placement, parameters, and examples. Out: predictions as JSON-abl
 evaluation uses too), or a JSON-lines file with one line per example (`write_predictions`, for `redco predict`).
 
 Start with the docstring of `predict`, which says when a partial file is continued and when it is not. `prompt` makes an
-example of one text.
+example of one text, `target` a recipe of a model alone, which begins with `model/predict.yaml`.
 """
