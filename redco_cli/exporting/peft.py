@@ -171,7 +171,10 @@ def _module_of(
     """The adapters of all weights that a tensor holds, as one."""
     adapted = [path for path in paths if path in adapter.adapters]
     if any(len(shape) > 2 for shape in row.shapes):
-        problem = f"PyTorch keeps all experts of {', '.join(adapted)} in one tensor, for which PEFT has no adapter"
+        problem = (
+            f"PyTorch keeps all experts of {', '.join(adapted)} in one tensor, and which factor PEFT takes for the "
+            "input's changes with its version and that of transformers"
+        )
         raise ModelError("adapter.targets", problem, "adapt other weights, or merge: redco export --merge")
     scale = adapter.adapters[adapted[0]].scale
     if adapter.uses[adapted[0]].kind == "lookup":

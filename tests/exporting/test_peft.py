@@ -13,9 +13,13 @@ import transformers
 
 from redco_cli import load_model
 from redco_cli.adapters.low_rank import adapting
+from redco_cli.adapters.model import adapter_of
 from redco_cli.adapters.peft import read_peft
 from redco_cli.errors import ModelError
-from redco_cli.exporting.peft import export_adapter
+from redco_cli.exporting.peft import export_adapter, peft_files
+from redco_cli.models.resolve import resolve_model
+from redco_cli.recipe.schema import ModelSection
+from redco_cli.recipe.sections.adapter import AdapterSection
 
 LLAMA = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
 LAYERS = {"vocab_size": 64, "num_hidden_layers": 2}
@@ -24,6 +28,20 @@ MODELS = {
     "gpt2": ({"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 64}, "CausalLM", "all-linear"),
     "phi3": (LLAMA | LAYERS | {"pad_token_id": 0}, "CausalLM", "all-linear"),
     "mixtral": (LLAMA | LAYERS | {"num_local_experts": 4}, "CausalLM", ["q_proj", "w1", "w2", "w3"]),
+    "qwen3_moe": (
+        LLAMA
+        | LAYERS
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 8,
+            "mlp_only_layers": [1],
+            "head_dim": 4,
+        },
+        "CausalLM",
+        ["q_proj", "up_proj", "down_proj"],
+    ),
+    "mistral": (LLAMA | LAYERS | {"pad_token_id": 0}, "SequenceClassification", ["q_proj", "down_proj"]),
     "bert": (
         LAYERS | {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4},
         "SequenceClassification",
@@ -129,15 +147,19 @@ def test_ranks_and_scales_that_differ(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_head_that_is_trained_itself(tmp_path):
-    expected = written_by_peft("bert", "lora", tmp_path, task_type="SEQ_CLS")
+@pytest.mark.parametrize(
+    ("name", "saved"),
+    [("bert", {"classifier/kernel", "classifier/bias"}), pytest.param("mistral", {"score"}, marks=pytest.mark.slow)],
+)
+def test_a_head_that_is_trained_itself(name, saved, tmp_path):
+    expected = written_by_peft(name, "lora", tmp_path, task_type="SEQ_CLS")
     model, params = load_model(tmp_path / "base")
     adapter, own = read_peft(tmp_path / "adapter", model)
-    assert set(adapter.saved) == {"classifier/kernel", "classifier/bias"}
+    assert set(adapter.saved) == saved
     np.testing.assert_allclose(model(adapter.merged(params, own), input_ids=IDS), expected, atol=1e-5)
     export_adapter(adapter, own, params, model, tmp_path / "out", name=str(tmp_path / "base"))
-    again = peft.PeftModel.from_pretrained(torch_model("bert", tmp_path / "base"), tmp_path / "out").eval()
-    np.testing.assert_allclose(torch_logits(again, "bert"), expected, atol=1e-6)
+    again = peft.PeftModel.from_pretrained(torch_model(name, tmp_path / "base"), tmp_path / "out").eval()
+    np.testing.assert_allclose(torch_logits(again, name), expected, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -160,3 +182,14 @@ def test_what_is_not_read_is_refused(change, problem, tmp_path):
     file.write_text("{")
     with pytest.raises(ModelError, match="holds no adapter that can be read"):
         read_peft(tmp_path / "adapter", model)
+
+
+def test_experts_in_one_tensor_have_no_form(tmp_path):
+    """Of gpt-oss; other weights of it have one."""
+    sizes = LLAMA | LAYERS | {"head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = resolve_model(ModelSection(config={"model_type": "gpt_oss", **sizes}), where=str)
+    section = AdapterSection(targets=("layers/experts/down",), rank=2)
+    adapter = adapter_of(model, section, str)
+    own = adapter.init(jax.random.key(0))
+    with pytest.raises(ModelError, match="PyTorch keeps all experts of layers/experts/down in one tensor"):
+        peft_files(adapter, own, model.abstract, model, None)
