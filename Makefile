@@ -66,6 +66,7 @@ $(CHIPS)/.chips: pyproject.toml
 
 test-chips: $(CHIPS)/.chips $(VENV)/.dev ## compile for GPUs and TPUs that are not there, and test what comes out
 	$(CHIPS)/bin/python -m tests.chips.programs
+	$(CHIPS)/bin/python -m tests.chips.adapters
 	$(PYTEST) tests/chips
 
 bench: install ## overhead of the training loop over a bare one

@@ -87,7 +87,7 @@ def factors_of(sizes, adapted=ADAPTED, dora=False):
     params, batch = abstract(sizes)
     uses = uses_of(functools.partial(loss_fn, sizes=sizes), params, batch)
     found = {}
-    for path in (f"layers/{name}" for name in adapted):
+    for path in (name if name in params else f"layers/{name}" for name in adapted):
         use = uses[path][0]
         shapes = {"A": (*use.stack, use.inputs, sizes.rank), "B": (*use.stack, sizes.rank, use.outputs)}
         shapes |= {"magnitude": (*use.stack, use.outputs)} if dora else {}
@@ -167,7 +167,7 @@ def collectives(sizes, mesh, kind, **given):
     return compiled_collectives(compiled_step(sizes, mesh, kind, **given), mesh)
 
 
-def compiled_step(sizes, mesh, kind, *, dora=False, options=None, **given):
+def compiled_step(sizes, mesh, kind, *, dora=False, adapted=ADAPTED, options=None, **given):
     """The step of a program.
 
     Args:
@@ -175,11 +175,12 @@ def compiled_step(sizes, mesh, kind, *, dora=False, options=None, **given):
         mesh: axis to size.
         kind: `base` without an adapter, `alone` with one that is told nothing of the mesh, `together` with one that is.
         dora: whether it has magnitudes.
+        adapted: names of what is.
         options: of the compiler.
         given: to `step`.
     """
     model, batch = abstract(sizes)
-    params = {"model": model} | ({} if kind == "base" else {"adapter": factors_of(sizes, dora=dora)})
+    params = {"model": model} | ({} if kind == "base" else {"adapter": factors_of(sizes, adapted, dora)})
     jitted, places, _ = step(sizes, mesh, params, knows_splits=kind == "together", **given)
     arguments = jax.tree.map(
         lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), (params, batch), places

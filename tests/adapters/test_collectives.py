@@ -74,6 +74,16 @@ def test_without_knowing_what_is_split_each_token_is_paid_for(mesh):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mesh", [DATA2_TENSOR4, FSDP4_TENSOR2], ids=str)
+def test_rows_of_a_split_table_cross_devices_with_those_of_its_factor(mesh):
+    base = collectives(SIZES, mesh, "base", options=QUICKLY)
+    found = collectives(SIZES, mesh, "together", adapted=("embedding",), options=QUICKLY)
+    assert launches(found) == launches(base)
+    (together,) = [one.shape for one in per_token(found, SIZES.length)]
+    assert f",{SIZES.length},{SIZES.embed}]" in together
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dora", "dropout", "dora with dropout"])
 def test_norms_cross_devices_once_and_what_is_dropped_not_at_all(name):
     is_dora = name.startswith("dora")

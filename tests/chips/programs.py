@@ -17,7 +17,8 @@ from redco_cli.chips.target import parse_target, targeting
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.inspect import inspect_sharding
 from redco_cli.planning.options import Planner
-from redco_cli.planning.workload import find_workload
+from redco_cli.planning.workload import Workload, find_workload
+from redco_cli.sharding.plan import Plan
 
 RESULTS = Path(__file__).with_name("results.json")
 TINY = json.dumps(
@@ -58,11 +59,14 @@ def fingerprint(program: Program) -> str:
     with targeting(target):
         workload = find_workload(program.model, batch_size=program.batch_size, seq_length=program.seq_length)
         planner = Planner(workload, Devices(target.devices, target.groups, None), program.batch_size)
-        plan = planner.plan(program.mesh)
-        batch = workload.batch(program.batch_size)
-        traced = jax.make_jaxpr(lambda given, batch: workload.loss(given, batch, jax.random.key(0)).sum)(
-            workload.abstract, batch
-        )
+        return digest_of(workload, planner.plan(program.mesh), program.batch_size)
+
+
+def digest_of(workload: Workload, plan: Plan, batch_size: int) -> str:
+    """The same of a workload with its plan, where JAX traces for their target."""
+    traced = jax.make_jaxpr(lambda given, batch: workload.loss(given, batch, jax.random.key(0)).sum)(
+        workload.abstract, workload.batch(batch_size)
+    )
     package = Path(find_workload.__code__.co_filename).parents[1]
     parts = [
         re.sub(r"0x[0-9a-f]+|/[^ ]*\.py(:\d+)?", "", str(traced)),
