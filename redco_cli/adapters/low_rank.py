@@ -180,7 +180,11 @@ def _check_fits(adapted: _Adapted, into: Sequence[int], out: int, use: str) -> N
 
 
 def _looked_up(equation: Any, adapted: _Adapted, others: Sequence[Array]) -> Array:
-    """W[ids] with its low-rank path."""
+    """W[ids] with its low-rank path.
+
+    Where rows are split over devices, compilers sum those of A in the launch that sums those of W: neither waits for
+    the other.
+    """
     weight, a, b = (adapted.arrays[name] for name in ("weight", "A", "B"))
     _check_fits(adapted, weight.shape[:1], weight.shape[1], "a lookup of rows")
     (own,) = bind(equation, [weight, *others])
