@@ -12,7 +12,7 @@ import numpy as np
 from redco_cli.data.encoded.encode import LEFT_OUT
 from redco_cli.data.encoded.rows import IDS, LABELS, Row, longer_note
 from redco_cli.errors import ExampleError, PluginError
-from redco_cli.models.bounds import check_batch
+from redco_cli.models.bounds import check_batch, rows_of_any
 from redco_cli.plugin.calls import call_collate, call_encode
 from redco_cli.plugin.contract import IGNORED_LABEL, Context, Example
 from redco_cli.plugin.load import LoadedPlugin
@@ -57,8 +57,7 @@ def bound_collate(plugin: LoadedPlugin, ctx: Context) -> Collate:
         length = length(max(map(_length, examples))) if callable(length) else length
         told = replace(ctx, step=step, length=ctx.recipe.data.max_length if length is None else length)
         batch: Mapping[str, Any] = call_collate(plugin, told, examples)
-        if len(ctx.models) <= 1:  # of several, it is not known which one reads them
-            check_batch(getattr(ctx.model, "rows", {}), batch)
+        check_batch(rows_of_any(ctx.models.values() or [ctx.model]), batch)
         return batch
 
     return collate

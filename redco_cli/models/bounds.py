@@ -5,7 +5,7 @@ Values are looked at where there are any: in collated batches, and in calls outs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,19 @@ def rows_of(config: Any, task: str, positions: int | None) -> dict[str, Rows]:
     if positions:
         rows["position_ids"] = Rows(positions, "max_position_embeddings", "position")
     return rows
+
+
+def rows_of_any(models: Iterable[Any]) -> dict[str, Rows]:
+    """Name of an input to the most rows that one of several models has for its values.
+
+    Which of them reads a batch only the plugin knows; a value beyond the rows of all of them is wrong for any.
+
+    Args:
+        models: of a run. A name that one of them does not bound is left out.
+    """
+    known = [getattr(model, "rows", {}) for model in models]
+    names = set(known[0]).intersection(*known[1:]) if known else set()
+    return {name: max((rows[name] for rows in known), key=lambda one: one.count) for name in sorted(names)}
 
 
 def check_call(rows: Mapping[str, Rows], arguments: Mapping[str, Any], where: str) -> None:

@@ -58,12 +58,6 @@ def any_rope_key() -> frozenset[str]:
     return frozenset({"type", "rope_type", "rope_theta"}).union(*map(rope_keys, _table()["rope_scaling"]))
 
 
-def only_in_torch(model_type: str) -> frozenset[str]:
-    """What PyTorch's classes of a model type read and its Flax classes do not; empty where there is no Flax class."""
-    by_flax = _table()["flax"].get(model_type)
-    return frozenset() if by_flax is None else frozenset(_table()["model_types"][model_type]) - frozenset(by_flax)
-
-
 def warn_unread(place: str, model_type: str, keys: Iterable[str]) -> None:
     """One line, once in a process, about keys that transformers does not read.
 

@@ -9,7 +9,7 @@ import pytest
 
 from redco_cli.encoding.collate import bound_collate
 from redco_cli.errors import ExampleError, ModelError
-from redco_cli.models.bounds import check_batch
+from redco_cli.models.bounds import Rows, check_batch
 from redco_cli.models.resolve import resolve_model
 from redco_cli.plugin.contract import Context
 from redco_cli.recipe.schema import ModelSection
@@ -142,18 +142,31 @@ def test_batches_are_checked_row_by_row(gpt2):
     check_batch(classifier.rows, {"input_ids": GOOD, "labels": with_one(90)})
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_what_a_plugin_collates_is_checked_where_one_model_reads_it(gpt2, count):
+LARGER = SimpleNamespace(rows={"input_ids": Rows(65, "vocab_size")})
+UNBOUNDED = SimpleNamespace()
+
+
+@pytest.mark.parametrize(
+    ("others", "token", "message"),
+    [
+        ((), 64, "input_ids has the token 64, but the model has 64 "),
+        ((LARGER,), 65, "input_ids has the token 65, but the model has 65 "),
+        ((LARGER,), 64, None),
+        ((UNBOUNDED,), 64, None),
+    ],
+)
+def test_what_a_plugin_collates_is_checked_against_the_largest_of_its_models(gpt2, others, token, message):
+    """Which of several reads a batch is not known, but a token that none of them has is wrong in any case."""
     plugin = SimpleNamespace(
-        encode_fn=None, collate_fn=lambda ctx, examples: {"input_ids": with_one(64)}, file="plugin.py"
+        encode_fn=None, collate_fn=lambda ctx, examples: {"input_ids": with_one(token)}, file="plugin.py"
     )
     recipe = SimpleNamespace(data=SimpleNamespace(max_length=8))
-    models = dict(list({"model": gpt2, "other": gpt2}.items())[:count])
+    models = {"model": gpt2, **{f"other{number}": one for number, one in enumerate(others)}}
     collate = bound_collate(plugin, Context(gpt2, None, None, recipe, models=models))
-    if count == 2:
-        assert collate([{}, {}])["input_ids"][1, 3] == 64
+    if message is None:
+        assert collate([{}, {}])["input_ids"][1, 3] == token
         return
-    with pytest.raises(ExampleError, match="input_ids has the token 64"):
+    with pytest.raises(ExampleError, match=message):
         collate([{}, {}])
 
 

@@ -10,7 +10,7 @@ cut: the averages are part of the parameter tree, and `frozen` names them as nev
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import inspect
 import logging
 from collections.abc import Mapping
@@ -26,10 +26,11 @@ from redco_cli.errors import ModelError
 from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
 from redco_cli.models.config.tasks import TO_SEQUENCE, flax_class_names
 from redco_cli.models.flax.big_bird import cropped, drawing, for_inputs
+from redco_cli.models.flax.dropping import dropping, with_layer_drop
 from redco_cli.models.flax.generation import generate
 from redco_cli.models.flax.limits import check_inputs
 from redco_cli.models.flax.repairs import repair_loaded_modules
-from redco_cli.models.flax.trainable import frozen_paths, padding_untrained, refuse_layerdrop
+from redco_cli.models.flax.trainable import frozen_paths, padding_untrained
 from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 from redco_cli.plugin.parts import next_token_loss
@@ -98,7 +99,7 @@ class HfFlaxModel:
         switches = self._switches(train, rng)
         flax_model, arguments, length = for_inputs(self.flax, arguments, self.where)
         try:
-            with padding_untrained(self.config):
+            with padding_untrained(self.config), self._dropping(rng) if train else contextlib.nullcontext():
                 outputs = flax_model(**arguments, params=params, return_dict=True, **switches)
         except flax.errors.InvalidRngError:
             raise ModelError(
@@ -184,12 +185,13 @@ class HfFlaxModel:
         parameters = inspect.signature(self.flax.__call__).parameters
         if "dropout_rng" not in parameters:
             return {}
-        if train:
-            refuse_layerdrop(self.config, self.where)
         named: dict[str, Any] = {"deterministic": not train} if "deterministic" in parameters else {"train": train}
         if train and rng is not None:
             named |= {"dropout_rng": rng} | (drawing(rng) if "indices_rng" in parameters else {})
         return named
+
+    def _dropping(self, rng: Any) -> contextlib.AbstractContextManager[Any]:
+        return dropping(self.config, rng, self.where)
 
     def _special_id(self, name: str) -> int:
         value = getattr(self.generation_config, name, None)
@@ -226,14 +228,14 @@ def build_model(
     flax_class = getattr(transformers, flax_class_names(config.model_type)[task])
     repair_loaded_modules()
     _silence_deprecation()
-    flax_config = copy.deepcopy(config)
+    flax_config = with_layer_drop(config)
     if config.model_type == "gemma" and config.hidden_activation is None:
         flax_config.hidden_activation = config.hidden_act  # PyTorch reads hidden_act, the Flax class its successor
     flax_model, abstract = _construct(flax_class, flax_config, jnp.dtype(dtype), where)
     if remat == "full":
         _enable_remat(flax_model, where)
     return HfFlaxModel(
-        config=flax_model.config,
+        config=with_layer_drop(flax_model.config, like=config),
         task=task,
         where=where,
         flax=flax_model,

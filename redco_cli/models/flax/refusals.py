@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from redco_cli.errors import ModelError
-from redco_cli.models.flax.keys import refuse_unfollowed
+from redco_cli.models.flax.keys import refuse_unproven
+from redco_cli.models.flax.proven import COMPOSED
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,14 @@ _GENERIC = {
     "quantization_config": "quantised weights are not read",
     "rope_parameters": "its Flax class does not read them",
 }
-_COMPOSITES = _types("encoder-decoder vision-encoder-decoder speech-encoder-decoder vision-text-dual-encoder")
-_COMPOSITE_PARTS = {
+_WRONG_PARTS = {
     **dict.fromkeys(("roberta", "roberta-prelayernorm", "xlm-roberta"), "positions are counted from 0 there"),
     **dict.fromkeys(("electra", "big_bird"), "token types are missing there"),
 }
-"""Model types that the Flax classes run wrongly as part of another model."""
+"""Model types that the Flax classes are known to run wrongly as part of another model."""
+_FIRST_PARTS = ("encoder", "vision_config")
+_TOGETHER = frozenset({"is_decoder", "add_cross_attention"})
+"""Settings that the decoder of a pair must have."""
 
 
 def refuse_unsupported(config: Any, task: str, *, place: Callable[[str], str]) -> None:
@@ -113,11 +116,11 @@ def refuse_unsupported(config: Any, task: str, *, place: Callable[[str], str]) -
     Raises:
         ModelError: a setting, or a combination, that the Flax class is known to get wrong.
     """
+    if config.model_type in COMPOSED:
+        _refuse_parts(config, place)
     for prefix, part in _parts(config):
         _refuse_settings(part, task, prefix, place)
-        refuse_unfollowed(part, prefix, _decides(part), place=place)
-    if config.model_type in _COMPOSITES:
-        _refuse_parts(config, place)
+        refuse_unproven(part, prefix, _decides(part, task, prefix), place=place)
     if task == "causal_lm" and config.model_type in _BERT_LIKE and not config.is_decoder:
         raise ModelError(
             place("is_decoder"),
@@ -126,10 +129,11 @@ def refuse_unsupported(config: Any, task: str, *, place: Callable[[str], str]) -
         )
 
 
-def _decides(config: Any) -> Callable[[str], bool]:
-    """Whether a line of `REFUSALS` is about a setting of this config."""
-    keys = {refusal.key for refusal in REFUSALS if config.model_type in refusal.model_types}
-    return lambda key: key in keys or key in _GENERIC
+def _decides(config: Any, task: str, prefix: str) -> Callable[[str], bool]:
+    """Whether a line of `REFUSALS`, or what is asked of a pair, is about a setting of this config."""
+    concerned = (one for one in REFUSALS if config.model_type in one.model_types and task in (one.tasks or {task}))
+    keys = {one.key for one in concerned} | (_TOGETHER if prefix == "decoder." else set()) | set(_GENERIC)
+    return lambda key: key in keys
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Any]]:
@@ -163,11 +167,14 @@ def _refuse_parts(config: Any, place: Callable[[str], str]) -> None:
                 f"transformers has no Flax class for {part.model_type}, a part of this {config.model_type}",
                 "choose another model",
             )
-        if part is not config and part.model_type in _COMPOSITE_PARTS:
+        proven = sorted({pair[prefix[:-1] not in _FIRST_PARTS] for pair in COMPOSED[config.model_type]})
+        if part is not config and part.model_type not in proven:
+            wrong = _WRONG_PARTS.get(part.model_type)
+            verdict = "is not shown to run as in PyTorch" if wrong is None else f"would run wrongly: {wrong}"
             raise ModelError(
                 place(f"{prefix}model_type"),
-                f"{part.model_type} inside {config.model_type} would run wrongly: {_COMPOSITE_PARTS[part.model_type]}",
-                "choose another model type, such as bert",
+                f"{part.model_type} inside {config.model_type} {verdict}",
+                f"choose a part of another model type: {', '.join(proven)}",
             )
     decoder = getattr(config, "decoder", None)
     for key in ("is_decoder", "add_cross_attention") if decoder is not None else ():

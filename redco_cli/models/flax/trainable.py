@@ -15,7 +15,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_cli.errors import ModelError
 from redco_cli.plugin.contract import Params
 
 _WORDS = frozenset({"shared", "embed_tokens", "word_embeddings"})
@@ -65,18 +64,3 @@ def _padding_id(config: Any, path: tuple[str, ...]) -> int | None:
     part = getattr(config, _PARTS.get(path[0], ""), None) if path else None
     inner = config if part is None else part
     return None if inner.model_type in _WITHOUT_PADDING_ROW else inner.pad_token_id
-
-
-def refuse_layerdrop(config: Any, where: str) -> None:
-    """Flax draws the dropped layers once, when the program is traced: the same ones would be missing in every step.
-
-    Raises:
-        ModelError: the config asks for it.
-    """
-    for key in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"):
-        if getattr(config, key, 0):
-            raise ModelError(
-                where,
-                f"{key}: {getattr(config, key)} is not supported in training",
-                f"set {key}: 0 in the model's config",
-            )

@@ -62,7 +62,6 @@ def table() -> dict[str, Any]:
         "generation": sorted(_settings(generation)),
         "rope_scaling": {kind: sorted(rope_reads(kind)) for kind in sorted(ROPE_INIT_FUNCTIONS)},
         "model_types": {},
-        "flax": {},
     }
     for name in model_types():
         config_class = CONFIG_MAPPING[name]
@@ -71,9 +70,6 @@ def table() -> dict[str, Any]:
             by_torch |= {"out_features", "out_indices"}  # which the code of all backbones reads by other names
         own = _stored(_settings(by_torch, config_class) | set(found["everywhere"]), config_class)
         found["model_types"][name] = sorted(own - set(found["everywhere"]) - generation)
-        by_flax = flax_reads(config_class)
-        if by_flax:
-            found["flax"][name] = sorted(_stored(_settings(by_flax), config_class))
     return found
 
 
@@ -120,18 +116,6 @@ def _built_from(node: ast.stmt) -> set[str]:
         return set()
     makers = [one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"]
     return {_name(one.annotation) for maker in makers for one in maker.args.args if one.annotation is not None}
-
-
-def flax_reads(config_class: Any) -> set[str]:
-    """What the Flax classes load, with those of other models that they build upon."""
-    folder = Path(inspect.getfile(config_class)).parent
-    found: set[str] = set()
-    for source in folder.glob("modeling_flax_*.py"):
-        found |= _reads(_tree(source), _CONFIGS)
-        for node in _tree(source).body:
-            if isinstance(node, ast.ImportFrom) and node.module and "modeling_flax" in node.module and node.level == 2:
-                found |= _reads(_tree(SOURCES / "models" / f"{node.module.replace('.', '/')}.py"), _CONFIGS)
-    return found
 
 
 def _tree(path: Path) -> ast.Module:

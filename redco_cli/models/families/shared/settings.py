@@ -21,7 +21,7 @@ def named(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-_NO_MATTER = (
+NO_MATTER = (
     named(
         """
         _name_or_path alibi architectures attention_dropout auto_map chunk_size_feed_forward classifier_dropout dtype
@@ -177,7 +177,7 @@ class Settings:
                 continue
             if not is_read(self.family, key):
                 self.ignore(key)
-            elif key not in _NO_MATTER | irrelevant and (value or key in usual):
+            elif key not in NO_MATTER | irrelevant and (value or key in usual):
                 self.refuse(
                     key, f"{self.family} with {key}: {_shown(value)} is not supported: nothing here computes it"
                 )
