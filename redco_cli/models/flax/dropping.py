@@ -65,9 +65,10 @@ def dropping(config: Any, rng: Any, where: str) -> contextlib.AbstractContextMan
             return call(*args, **{"deterministic": False, **named})
         if isinstance(module, nn.Dropout) and path[-3:-2] == ("albert_layers",):
             return args[0]
-        if path[-2:-1] == ("layers",) and _rate(config, path):
+        if path[-2:-1] == ("layers",) and "adapter" not in path and _rate(config, path):
             return _maybe_skipped(call, args, named, _rate(config, path), _key(rng, path, where))
         if kind == "FlaxWav2Vec2Module":
+            _refuse_dropped_adapters(module.config, where)
             masked = _masked_times(module, args, named, rng, where)
             return call(*args, **named, **({} if masked is None else {"mask_time_indices": masked}))
         return call(*args, **named)
@@ -96,6 +97,13 @@ def _maybe_skipped(call: Callable[..., Any], args: Any, named: Any, rate: float,
     given = args[0] if args else named["hidden_states"]
     found, *others = call(*args, **named)
     return jnp.where(jax.random.uniform(key) < rate, given, found), *others
+
+
+def _refuse_dropped_adapters(config: Any, where: str) -> None:
+    """PyTorch leaves out layers of the adapter of a wav2vec2 too, and each shortens the sound."""
+    if config.add_adapter and config.layerdrop:
+        problem = f"layerdrop: {config.layerdrop} with add_adapter changes how long a sound is, from step to step"
+        raise ModelError(where, problem, "set layerdrop: 0 in the config of the encoder")
 
 
 def _masked_times(module: Any, args: Any, named: Any, rng: Any, where: str) -> Any:

@@ -124,6 +124,8 @@ def _is_implied(config: Any, key: str, value: Any) -> bool:
     """Whether a setting says what others say too, or matters only with others that are switched off."""
     if key == "embedding_size":  # most only ask whether it is there
         return config.model_type != "roformer" or value == config.hidden_size
+    if key == "num_feat_extract_layers":
+        return bool(value == len(config.conv_dim))
     if key in _ANOTHER_SIZE:
         return bool(value == getattr(config, _ANOTHER_SIZE[key]))
     if key == "partial_rotary_factor":

@@ -134,10 +134,7 @@ _ROBERTA = (*_bert({}, pad=3), _AS_DECODER)
 _RESNET_SIZES = {"embedding_size": 6, "hidden_sizes": [8, 12, 16], "depths": [1, 1, 2], "num_channels": 1}
 _CLIP_SIZES = {**_SIZES, "intermediate_size": 40, "layer_norm_eps": 0.1}
 _GPT_NEO_SIZES = _numbers(
-    """
-    vocab_size 72 hidden_size 24 num_layers 3 num_heads 2 intermediate_size 40 window_size 3 max_position_embeddings 48
-    layer_norm_epsilon 0.1
-    """
+    "vocab_size 72 hidden_size 24 num_layers 3 num_heads 2 intermediate_size 40 window_size 3 layer_norm_epsilon 0.1"
 )
 _XGLM_SIZES = _numbers(
     "vocab_size 72 d_model 24 ffn_dim 40 num_layers 3 attention_heads 2 max_position_embeddings 48 pad_token_id 3"
@@ -145,7 +142,7 @@ _XGLM_SIZES = _numbers(
 _CONVOLUTIONS = {"conv_dim": [6, 8, 6], "conv_kernel": [8, 3, 2], "conv_stride": [4, 2, 2], "conv_bias": True}
 _WAV2VEC2_SIZES = _numbers(
     """
-    num_feat_extract_layers 3 hidden_size 24 num_hidden_layers 3 num_attention_heads 2 intermediate_size 40
+    hidden_size 24 num_hidden_layers 3 num_attention_heads 2 intermediate_size 40
     num_conv_pos_embeddings 8 num_conv_pos_embedding_groups 2
     """
 )
@@ -169,8 +166,8 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
     "bert": (*_bert({}), _AS_DECODER),
     "big_bird": (
         *_bert({"rescale_embeddings": True}, acts="gelu relu silu"),
-        Case({"attention_type": "original_full"}, ("masked_lm",), length=28),
-        Case({"block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 64}, ("masked_lm",), length=32),
+        Case({"attention_type": "original_full"}, ("masked_lm",), length=32),
+        Case({"attention_type": "block_sparse", "block_size": 2, "num_random_blocks": 2}, ("masked_lm",), length=32),
         Case({"sep_token_id": 7}, ("question_answering",)),
     ),
     "blenderbot": _bart(_BART_MORE),
@@ -223,7 +220,7 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
     "gpt-sw3": _GPT2,
     "gpt2": _GPT2,
     "gpt_neo": (
-        Case({**_GPT_NEO_SIZES, "attention_types": [[["local", "global", "local"], 1]]}),
+        Case({**_GPT_NEO_SIZES, "max_position_embeddings": 48, "attention_types": [[["local", "global", "local"], 1]]}),
         Case({"tie_word_embeddings": False}),
         *_each("activation_function", "gelu relu silu"),
         *_dropouts("embed_dropout attention_dropout resid_dropout"),

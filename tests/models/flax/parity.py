@@ -36,6 +36,11 @@ ONLY_PARTS = {
     "clip_vision_model": CONFIGS["clip"]["vision_config"],
 }
 
+_READ_AT_THE_END = ("sequence_classification", "question_answering")
+"""Tasks that BART's kind reads at the last `eos_token_id`."""
+_BARRED = 1e5
+"""Logits beyond are those of tokens that cannot be the answer: of no size."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -104,19 +109,11 @@ def case_inputs(model: Any, model_type: str, task: str, length: int) -> dict[str
             ids = inputs[name]
             ids[ids == text.eos_token_id] = 9
             ids[0, 3] = ids[1, -1] = text.pad_token_id
-            ids[:, 2] = (
-                getattr(text, "sep_token_id", None)
-                if task == "question_answering" and model_type == "big_bird"
-                else ids[:, 2]
-            )
-            ids[:, 4] = text.eos_token_id if _pools_at_the_end(model_type, task) else ids[:, 4]
+            if task == "clip" or (model_type in ("bart", "mbart") and task in _READ_AT_THE_END):
+                ids[:, 4] = text.eos_token_id
+            if model_type == "big_bird" and task == "question_answering":
+                ids[:, 2] = text.sep_token_id % text.vocab_size
     return inputs
-
-
-def _pools_at_the_end(model_type: str, task: str) -> bool:
-    return task == "clip" or (
-        model_type in ("bart", "mbart") and task in ("sequence_classification", "question_answering")
-    )
 
 
 def torch_run(model: Any, inputs: Mapping[str, np.ndarray]) -> Run:
@@ -128,7 +125,7 @@ def torch_run(model: Any, inputs: Mapping[str, np.ndarray]) -> Run:
     weights = _weights({name: tuple(value.shape) for name, value in outputs.items()}, inputs)
     sum((value * torch.from_numpy(weights[name])).sum() for name, value in outputs.items()).backward()
     return Run(
-        {name: (value.detach().numpy() * (weights[name] != 0)) for name, value in outputs.items()},
+        {name: _comparable(value.detach().numpy(), weights[name]) for name, value in outputs.items()},
         {
             name: None if one.grad is None else one.grad.numpy().copy()
             for name, one in model.named_parameters()
@@ -148,6 +145,10 @@ def _weights(shapes: Mapping[str, tuple[int, ...]], inputs: Mapping[str, np.ndar
     return found
 
 
+def _comparable(logits: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return np.where((weights != 0) & (np.abs(logits) < _BARRED), logits, 0)
+
+
 def redco_run(directory: Path, task: str, inputs: Mapping[str, np.ndarray], *, trains: bool = False) -> Run:
     """The same by redco, from the saved model; gradients by PyTorch's names.
 
@@ -164,16 +165,15 @@ def redco_run(directory: Path, task: str, inputs: Mapping[str, np.ndarray], *, t
         named = outputs if hasattr(outputs, "items") else {"logits": outputs}
         named = {name: value for name, value in named.items() if "logits" in name}
         weights = _weights({name: value.shape for name, value in named.items()}, inputs)
-        shown = {name: value * (weights[name] != 0) for name, value in named.items()}
-        return sum(jnp.sum(value * weights[name]) for name, value in named.items()), shown
+        return sum(jnp.sum(value * weights[name]) for name, value in named.items()), (named, weights)
 
-    gradients, logits = jax.grad(summed, has_aux=True)(params)
+    gradients, (logits, weights) = jax.grad(summed, has_aux=True)(params)
     found = {}
     for path, value in flatten_dict(gradients).items():
         if not any(re.fullmatch(pattern, "/".join(path)) for pattern in model.frozen):
             name, order = torch_name(path, value.ndim)
             found[name] = np.asarray(value if order is None else value.transpose(order))
-    return Run({name: np.asarray(value) for name, value in logits.items()}, found)
+    return Run({name: _comparable(np.asarray(value), weights[name]) for name, value in logits.items()}, found)
 
 
 def save(model: Any, directory: Path) -> None:

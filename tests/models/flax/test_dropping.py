@@ -1,6 +1,7 @@
 """What is dropped at random in training: layers anew in every step, spans of sounds as SpecAugment draws them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -87,6 +88,22 @@ def test_the_class_drops_no_layers_itself_and_the_config_keeps_what_it_says():
     without = with_layer_drop(config)
     assert (config.encoder.layerdrop, without.encoder.layerdrop) == (0.25, 0)
     assert with_layer_drop(without, like=config).encoder.layerdrop == 0.25
+
+
+def test_layers_that_shorten_a_sound_are_not_dropped():
+    class FlaxWav2Vec2Module(nn.Module):
+        config: Any
+
+        def __call__(self, sounds):
+            return sounds
+
+    encoder = SimpleNamespace(add_adapter=True, layerdrop=0.1)
+    with pytest.raises(ModelError) as caught, dropping(SimpleNamespace(sub_configs={}), None, "recipe.yaml:3: model"):
+        FlaxWav2Vec2Module(encoder).apply({}, jnp.ones((1, 9)))
+    assert str(caught.value) == (
+        "recipe.yaml:3: model: layerdrop: 0.1 with add_adapter changes how long a sound is, from step to step\n"
+        "  -> set layerdrop: 0 in the config of the encoder"
+    )
 
 
 def test_spans_are_within_the_sound_and_as_many_as_asked_for():

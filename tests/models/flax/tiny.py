@@ -75,7 +75,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "bart": _BART,
     "beit": _VIT,
     "bert": _BERT,
-    "big_bird": {**_BERT, "attention_type": "original_full"},
+    "big_bird": {**_BERT, "attention_type": "original_full", "block_size": 4, "num_random_blocks": 1},
     "blenderbot": _BART,
     "blenderbot-small": _BART,
     "bloom": {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 4},
@@ -134,7 +134,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "resnet": _RESNET,
     "roberta": _BERT,
     "roberta-prelayernorm": _BERT,
-    "roformer": {**_BERT, "embedding_size": 16},
+    "roformer": _BERT,
     "speech-encoder-decoder": {
         "encoder": _WAV2VEC2,
         "decoder": {**_BART, **_CROSS, "model_type": "bart"},
