@@ -36,6 +36,8 @@ Remat = Literal["none", "dots", "full", "offload"]
 DEFAULT_SEQ_LENGTH = 1024
 DEFAULT_DTYPE = "bfloat16"
 """What a model that is named without a recipe computes in, as most are trained; its parameters are float32."""
+_SAMPLES = 10 * 16_000
+"""Of a sound: ten seconds at 16 kHz."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +242,8 @@ def _default_batch(model: Any, size: int, length: int) -> dict[str, Any]:
         pixels = jax.ShapeDtypeStruct((size, getattr(inner, "num_channels", 3), side, side), jnp.float32)
         labels = tokens if task == "vision_to_sequence" else jax.ShapeDtypeStruct((size,), jnp.int32)
         return {"pixel_values": pixels, "labels": labels}
+    if task == "speech_to_sequence" and config.model_type != "whisper":
+        return {"inputs": jax.ShapeDtypeStruct((size, _SAMPLES), jnp.float32), "labels": tokens}
     if task == "speech_to_sequence":
         frames = 2 * config.max_source_positions
         features = jax.ShapeDtypeStruct((size, config.num_mel_bins, frames), jnp.float32)

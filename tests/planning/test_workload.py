@@ -11,6 +11,7 @@ from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import options
 from redco_cli.planning.workload import find_workload, recipe_workload
 from redco_cli.recipe.shipped import shipped_recipes
+from tests.models.flax.tiny import CONFIGS
 
 PLUGIN = """
 import flax.linen as nn
@@ -184,3 +185,13 @@ def test_what_is_nothing_is_refused(target: str, text: str) -> None:
     with pytest.raises(RedcoError) as refused:
         find_workload(target, batch_size=None, seq_length=None)
     assert str(refused.value) == text
+
+
+@pytest.mark.slow
+def test_a_model_of_raw_sound_is_planned_with_ten_seconds_of_it() -> None:
+    config = {"model_type": "speech-encoder-decoder", **CONFIGS["speech-encoder-decoder"]}
+    workload = find_workload(json.dumps(config), batch_size=2, seq_length=8, dtype="float32")
+    batch = workload.batch(2)
+    assert batch["inputs"].shape == (2, 160_000)
+    found = jax.eval_shape(workload.loss, workload.abstract, batch, jax.random.key(0))
+    assert found.sum.shape == ()

@@ -109,6 +109,8 @@ def _kinds(value: Any) -> set[Any]:
     """What is alike of values that a class treats alike."""
     if isinstance(value, list | tuple):
         return {("list", kind) for one in value for kind in _kinds(one)}
+    if isinstance(value, dict):
+        return {"mapping"}
     return {"number"} if isinstance(value, int | float) and not isinstance(value, bool) else {value}
 
 
@@ -123,7 +125,7 @@ def _usual(config: Any) -> dict[str, Any]:
 def _is_implied(config: Any, key: str, value: Any) -> bool:
     """Whether a setting says what others say too, or matters only with others that are switched off."""
     if key == "embedding_size":  # most only ask whether it is there
-        return config.model_type != "roformer" or value == config.hidden_size
+        return bool(config.model_type != "roformer" or value == config.hidden_size)
     if key == "num_feat_extract_layers":
         return bool(value == len(config.conv_dim))
     if key in _ANOTHER_SIZE:

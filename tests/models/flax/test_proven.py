@@ -99,12 +99,14 @@ def test_a_setting_is_followed_only_if_a_case_covers_it(model_type):
         ("bert", "tie_encoder_decoder", True, "choose a model without this setting"),
         ("whisper", "scale_embedding", True, "choose a model without this setting"),
         ("vit", "image_size", [16, 24], "choose a model without this setting"),
+        ("vit", "hidden_size", {}, "choose a model without this setting"),
+        ("t5", "d_ff", None, "choose a model without this setting"),
     ],
 )
 def test_what_no_case_covers_is_refused_by_name(model_type, key, value, remedy):
     with pytest.raises(ModelError) as caught:
         refuse_unproven(with_setting(model_type, key, value), "", lambda key: False, place=where)
-    shown = "true" if value is True else value
+    shown = {True: "true", None: "null"}.get(value) if value in (True, None) else value
     assert str(caught.value) == (
         f"recipe.yaml:3: {key}: {model_type} with {key}: {shown} is not supported: no test shows that its Flax class "
         f"computes it as PyTorch does\n  -> {remedy}"

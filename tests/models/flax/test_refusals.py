@@ -98,7 +98,7 @@ def test_a_refused_value_is_really_wrong(model_type, task, key, refused, honoure
             "encoder-decoder",
             {"encoder": CONFIGS["roberta"] | {"model_type": "roberta"}},
             "model.config.encoder.model_type: roberta inside encoder-decoder would run wrongly: positions are counted "
-            "from 0 there\n  -> choose another model type, such as bert",
+            "from 0 there\n  -> choose a part of another model type: bert",
         ),
         (
             "encoder-decoder",
