@@ -29,7 +29,7 @@ from redco_cli.models.flax.big_bird import cropped, drawing, for_inputs
 from redco_cli.models.flax.dropping import dropping, with_layer_drop
 from redco_cli.models.flax.generation import generate
 from redco_cli.models.flax.limits import check_inputs
-from redco_cli.models.flax.repairs import repair_loaded_modules
+from redco_cli.models.flax.repairs import as_the_class_reads, repair_loaded_modules
 from redco_cli.models.flax.trainable import frozen_paths, padding_untrained
 from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
@@ -228,9 +228,7 @@ def build_model(
     flax_class = getattr(transformers, flax_class_names(config.model_type)[task])
     repair_loaded_modules()
     _silence_deprecation()
-    flax_config = with_layer_drop(config)
-    if config.model_type == "gemma" and config.hidden_activation is None:
-        flax_config.hidden_activation = config.hidden_act  # PyTorch reads hidden_act, the Flax class its successor
+    flax_config = as_the_class_reads(with_layer_drop(config))
     flax_model, abstract = _construct(flax_class, flax_config, jnp.dtype(dtype), where)
     if remat == "full":
         _enable_remat(flax_model, where)

@@ -1,4 +1,4 @@
-"""The few calls in transformers' Flax modules that today's JAX no longer knows.
+"""The few calls in transformers' Flax modules that today's JAX no longer knows, and settings that they misname.
 
 `jnp.clip(x, a_max=...)` (T5, mT5, LongT5) is spelled `max=` since JAX 0.6, and `jnp.cat` (BLOOM with a head count that
 is no power of two) never existed. Each such module gets a `jnp` of its own that still knows the call; JAX itself and
@@ -30,6 +30,16 @@ class _RepairedNumpy(types.ModuleType):
     @staticmethod
     def cat(arrays: Any, axis: int = 0) -> Any:
         return jnp.concatenate(arrays, axis=axis)
+
+
+def as_the_class_reads(config: Any) -> Any:
+    """The same config, with the settings that its Flax class asks for under other names than PyTorch's."""
+    if config.model_type == "gemma" and config.hidden_activation is None:
+        config.hidden_activation = config.hidden_act
+    decoder = getattr(config, "decoder", None)
+    if decoder is not None and not hasattr(decoder, "initializer_range"):  # of a projection to its size
+        decoder.initializer_range = decoder.init_std
+    return config
 
 
 def repair_loaded_modules() -> None:
