@@ -146,7 +146,7 @@ _WAV2VEC2_SIZES = _numbers(
     num_conv_pos_embeddings 8 num_conv_pos_embedding_groups 2
     """
 )
-_ADAPTER = {"add_adapter": True, "adapter_kernel_size": 5, "adapter_stride": 1, "num_adapter_layers": 2}
+_ADAPTER = {"add_adapter": True, "adapter_stride": 1, "num_adapter_layers": 2}
 _SPEECH = "speech-encoder-decoder"
 
 PROVEN: Mapping[str, tuple[Case, ...]] = {
