@@ -1,8 +1,8 @@
 """What PyTorch drops at random in training, dropped likewise in the Flax classes: attention, layers, spans of sounds.
 
-The Flax classes of BART's kind never tell their attention that they are trained, ALBERT's drops once more than
-PyTorch's, dropped layers are drawn once, when the program is traced, and SpecAugment is left to the caller. Methods are
-intercepted instead of changed, so that the classes stay those of transformers.
+The Flax classes of BART's kind never tell their attention that they are trained, nor wav2vec2 its layers; ALBERT's
+drops once more than PyTorch's; dropped layers are drawn once, when the program is traced; SpecAugment is left to the
+caller. Methods are intercepted instead of changed, so that the classes stay those of transformers.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ _DEAF_ATTENTION = frozenset(
     for name in ("bart", "blenderbot", "blenderbot_small", "marian", "mbart", "pegasus", "whisper", "xglm")
 )
 """Modules of transformers whose layers do not tell their attention whether they are trained."""
+
+_DEAF_LAYERS = "FlaxWav2Vec2EncoderLayerStableLayerNormCollection"
+"""A module that is not told it, for all of its layers."""
 
 
 def with_layer_drop(config: Any, like: Any = None) -> Any:
@@ -61,7 +64,8 @@ def dropping(config: Any, rng: Any, where: str) -> contextlib.AbstractContextMan
         if context.method_name != "__call__":
             return call(*args, **named)
         kind, path = type(module).__name__, module.path
-        if kind.endswith("Attention") and type(module).__module__ in _DEAF_ATTENTION:
+        deaf = kind.endswith("Attention") and type(module).__module__ in _DEAF_ATTENTION
+        if deaf or kind == _DEAF_LAYERS:
             return call(*args, **{"deterministic": False, **named})
         if isinstance(module, nn.Dropout) and path[-3:-2] == ("albert_layers",):
             return args[0]
