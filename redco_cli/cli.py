@@ -199,6 +199,7 @@ def inspect_sharding(
     compile_it: Annotated[
         bool, typer.Option("--compile", help="Compile the step for the target, or for simulated CPU devices.")
     ] = False,
+    price: Annotated[float | None, typer.Option(metavar="X", min=0, help="Of a chip-hour: shows costs.")] = None,
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw the plan, as SVG.")] = None,
     list_models: Annotated[bool, typer.Option("--list", help="List built-in models, and families.")] = False,
     as_json: Json = False,
@@ -225,7 +226,7 @@ def inspect_sharding(
         "target": target,
     }
     step: dict[str, Any] = {"batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
-    report = run_inspect(model, **machine, **step, compile_it=compile_it, svg=svg)
+    report = run_inspect(model, **machine, **step, compile_it=compile_it, price=price, svg=svg)
     if as_json:
         result(report, as_json)
     else:

@@ -15,6 +15,7 @@ from redco_cli.console.collectives import show_collectives
 from redco_cli.console.columns import TIMES, columns, draws_signs
 from redco_cli.console.numbers import format_bytes
 from redco_cli.console.screen import Piece, say, stdout, warn
+from redco_cli.console.speed import show_speed
 
 Document = Mapping[str, Any]
 
@@ -64,6 +65,8 @@ def show_plan(document: Document, console: Console | None = None) -> None:
         _parameters("state of the plugin", document["state"], console)
     _memory(document, console)
     show_collectives(document, console)
+    if document["speed"] is not None:
+        show_speed(document["speed"], console)
     _runners_up(document, console)
     for warning in document["warnings"]:
         warn(warning, console)

@@ -19,12 +19,14 @@ from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option, options
 from redco_cli.planning.picture.svg import write_picture
-from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
+from redco_cli.planning.report import Choice, Compiled, Memory, Report, as_json, build_report
 from redco_cli.planning.targets.compile import compile_for
+from redco_cli.planning.targets.speed import Speed, compiled_speed, forward_products, planned_speed
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.decide.follow import followers
 from redco_cli.sharding.decide.guards import checked_sizes
 from redco_cli.sharding.predict.memory import StepMemory
+from redco_cli.sharding.program.flops import Products
 
 DEVICES_OF_A_HOST = 8
 RUNNERS_UP = 3
@@ -42,6 +44,7 @@ def inspect(
     dtype: str | None = None,
     target: str | None = None,
     compile_it: bool = False,
+    price: float | None = None,
 ) -> Report:
     """Plans a train step. Nothing is allocated, and no device is needed.
 
@@ -56,11 +59,16 @@ def inspect(
         dtype: in which a model computes; default: bfloat16, over parameters in float32. A recipe has its own.
         target: devices that need not be there, such as `h100:8`; instead of `devices`, `hosts` and `device_memory`.
         compile_it: also compile the step; without a target, for simulated devices of a CPU.
+        price: of a chip of the target for an hour.
 
     Raises:
         RedcoError: there is no such model, or the mesh does not fit it or the devices.
     """
     chips = None if target is None else parse_target(target, "--target")
+    if chips is None and price is not None:
+        raise UsageError(
+            "--price", "there is no --target whose chips it is the price of", "add such as --target h100:8"
+        )
     with targeting(chips):
         workload = find_workload(model, batch_size=batch_size, seq_length=seq_length, dtype=dtype)
         sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", "--mesh"))
@@ -74,10 +82,9 @@ def inspect(
         best = ways[0]
         fits = best.fits(machine.memory)
         remedies = () if fits else _remedies(workload, best, machine)
-    compiled = None
-    if compile_it:
-        asked = {"model": model, "batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
-        compiled = compile_step(best) if chips is None else compile_for(chips, best, asked)
+        products = None if chips is None else forward_products(workload)
+    asked = {"model": model, "batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
+    compiled, speed = _compiled_and_timed(chips, best, products, asked if compile_it else None, price, fits=fits)
     return build_report(
         best.plan,
         model=workload.name,
@@ -91,8 +98,29 @@ def inspect(
         runners_up=[_choice(way, _compared(way, best, machine)) for way in ways[1 : RUNNERS_UP + 1]],
         remedies=remedies,
         compiled=compiled,
+        speed=speed,
         state=followers(best.workload.abstract.state, best.plan, best.workload.abstract.params),
     )
+
+
+def _compiled_and_timed(
+    target: Target | None,
+    best: Option,
+    products: Products | None,
+    asked: Mapping[str, Any] | None,
+    price: float | None,
+    *,
+    fits: bool,
+) -> tuple[Compiled | None, Speed | None]:
+    """The step as compiled, where that is asked for, and how fast it is: by that, else by its plan. One that does not
+    fit has no speed.
+    """
+    if target is None or products is None:
+        return None if asked is None else compile_step(best), None
+    if asked is None:
+        return None, planned_speed(best, target, products, price) if fits else None
+    compiled, events = compile_for(target, best, asked)
+    return compiled, None if events is None else compiled_speed(events, best, target, products, price)
 
 
 def _machine(
@@ -142,6 +170,7 @@ def inspect_sharding(
     dtype: str | None = None,
     target: str | None = None,
     compile_it: bool = False,
+    price: float | None = None,
     svg: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """How a model or a recipe would be split over devices, and whether it fits; see `inspect`.
@@ -157,6 +186,7 @@ def inspect_sharding(
         dtype: in which a model computes; default: bfloat16, over parameters in float32.
         target: devices that need not be there, such as `h100:8` or `v6e:16x16`.
         compile_it: also compile the step; without a target, JAX must run with that many devices.
+        price: of a chip of the target for an hour, in any currency.
         svg: a file for a picture.
 
     Returns:
@@ -176,6 +206,7 @@ def inspect_sharding(
         dtype=dtype,
         target=target,
         compile_it=compile_it,
+        price=price,
     )
     if svg is not None:
         write_picture(report, Path(svg))

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from redco_cli.planning.parameter_groups import ParameterGroup, group_parameters
+from redco_cli.planning.targets.speed import Constant, Speed, Term
 from redco_cli.sharding.compiled.schedule import Written
 from redco_cli.sharding.plan import Collective, Plan, Row
 
@@ -120,6 +121,7 @@ class Report:
         collectives: what a step moves, predicted.
         warnings: what a user should know before a run.
         compiled: the same step as compiled; None when it was not.
+        speed: how fast a step is on the target, by estimate; None without a target, or where the step does not fit.
     """
 
     model: str
@@ -141,6 +143,7 @@ class Report:
     collectives: tuple[Collective, ...]
     warnings: tuple[str, ...]
     compiled: Compiled | None
+    speed: Speed | None
 
 
 def build_report(
@@ -157,6 +160,7 @@ def build_report(
     runners_up: Sequence[Choice] = (),
     remedies: Sequence[str] = (),
     compiled: Compiled | None = None,
+    speed: Speed | None = None,
     stacked: Mapping[str, int] | None = None,
     state: Sequence[Row] = (),
 ) -> Report:
@@ -175,6 +179,7 @@ def build_report(
         runners_up: the next best ways, best first.
         remedies: what to change so that it fits.
         compiled: the same step as compiled, if it was.
+        speed: how fast a step is, if that can be told.
         stacked: see `group_parameters`.
         state: of the plugin.
     """
@@ -198,6 +203,7 @@ def build_report(
         collectives=plan.collectives,
         warnings=plan.warnings,
         compiled=compiled,
+        speed=speed,
     )
 
 
@@ -210,7 +216,7 @@ def as_json(report: Report) -> dict[str, Any]:
 def report_schema() -> dict[str, Any]:
     """The JSON Schema of `as_json`, each property described by the docstring of its class."""
     schema = TypeAdapter(Report).json_schema(mode="serialization")
-    for kind in (Report, Choice, Compiled, ParameterGroup, Memory, Collective, Written):
+    for kind in (Report, Choice, Compiled, ParameterGroup, Memory, Collective, Written, Speed, Term, Constant):
         part = schema if kind is Report else schema["$defs"][kind.__name__]
         summary, _, attributes = (kind.__doc__ or "").partition("Attributes:")
         part["description"] = " ".join(summary.split())

@@ -62,6 +62,7 @@ class Workload:
         recomputing: the same workload with `full` remat; None where remat is decided or the model has none.
         where: dotted recipe key to its place.
         whole_batch: a batch must not be cut: the loss sees it as a whole.
+        steps: of a whole run; None where no recipe says.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Workload:
     recomputing: Callable[[], Workload] | None
     where: Callable[[str], str]
     whole_batch: bool = False
+    steps: int | None = None
 
 
 def find_workload(model: str, *, batch_size: int | None, seq_length: int | None, dtype: str | None = None) -> Workload:
@@ -126,7 +128,8 @@ def job_workload(job: Job) -> Workload:
         RedcoError: its schedule or its optimizer is wrong.
     """
     section = job.recipe
-    updates = plan_updates(job, make_timeline(section, job.train_size, job.where))
+    timeline = make_timeline(section, job.train_size, job.where)
+    updates = plan_updates(job, timeline)
     batch = abstract_batch(job, micro_batch_size(section))
     tokens = batch["input_ids"].shape[1] if "input_ids" in batch and batch["input_ids"].ndim == 2 else None
 
@@ -153,6 +156,7 @@ def job_workload(job: Job) -> Workload:
         recomputing=recomputing if section.train.remat == "auto" else None,
         where=job.where,
         whole_batch=job.plugin.whole_batch,
+        steps=timeline.steps,
     )
 
 

@@ -1,7 +1,7 @@
 """The process that compiles for a target: a request comes in on its standard input, JSON lines go out.
 
 {"stage": "tracing"}                        what it does from now on
-{"compiled": {...}}                         how it ended: what the compiler says,
+{"compiled": {...}, "timeline": [...]}      how it ended: what the compiler says, and what happens in the program,
 {"too_large": {"needed": 48.., ...}}        that its memory does not suffice,
 {"problems": [[where, problem, remedy]]}    or what else is wrong
 """
@@ -27,12 +27,18 @@ from redco_cli.planning.compiled import Way, lower_step, read_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Planner
 from redco_cli.planning.report import Compiled
-from redco_cli.planning.targets.deviceless import target_mesh
+from redco_cli.planning.targets.deviceless import places_of, target_mesh
 from redco_cli.planning.workload import find_workload
 from redco_cli.runtime.cache import cache_directory
+from redco_cli.sharding.compiled.timeline import Place, timeline, to_json
 
-_NEEDED = re.compile(r"Used (?P<used>[\d.]+)(?P<unit>[KMGT]) of (?P<limit>[\d.]+)(?P<of>[KMGT])")
+_NEEDED = re.compile(
+    r"(?:Used |temporaries \()(?P<used>[\d.]+)(?P<unit>[KMGT])(?: of |\) exceeds available HBM \()"
+    r"(?P<limit>[\d.]+)(?P<of>[KMGT])"
+)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_READ = 2
+"""Counted up where something else is read of a compiled program: what is kept is read anew then."""
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
@@ -93,13 +99,14 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
             workload = workload.recomputing()
         planner = Planner(workload, Devices(target.devices, target.groups, None), request.micro_batch_size)
         way = Way(workload, planner.plan(request.mesh), request.micro_batch_size, request.reshard_after_forward)
-        lowered = lower_step(way, target_mesh(target, request.mesh))
+        mesh = target_mesh(target, request.mesh)
+        lowered = lower_step(way, mesh)
     known = cache_directory().parent / "targets" / f"{_key(lowered, target, request)}.json"
     if known.is_file():
         found: dict[str, Any] = json.loads(known.read_text())
         return found
     tell(f"compiling the step for {target}")
-    found = _compiled(lowered, request)
+    found = _compiled(lowered, request, places_of(target, mesh))
     known.parent.mkdir(parents=True, exist_ok=True)
     part = known.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(found))
@@ -107,7 +114,7 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
-def _compiled(lowered: jax.stages.Lowered, request: Request) -> dict[str, Any]:
+def _compiled(lowered: jax.stages.Lowered, request: Request, places: list[Place]) -> dict[str, Any]:
     began = time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=dict(request.options) or None)
@@ -117,7 +124,8 @@ def _compiled(lowered: jax.stages.Lowered, request: Request) -> dict[str, Any]:
             raise
         return {"too_large": too_large}
     found: Compiled = read_step(compiled, request.mesh, time.perf_counter() - began)
-    return {"compiled": dataclasses.asdict(found)}
+    events = timeline(compiled.as_text() or "", request.mesh, places)
+    return {"compiled": dataclasses.asdict(found), "timeline": to_json(events)}
 
 
 def _too_large(said: str) -> dict[str, Any] | None:
@@ -134,7 +142,7 @@ def _too_large(said: str) -> dict[str, Any] | None:
 def _key(lowered: jax.stages.Lowered, target: Target, request: Request) -> str:
     """Of everything that decides what the compiler makes."""
     versions = [_version(name) for name in _COMPILERS]
-    parts = [lowered.as_text(), repr(target), json.dumps(request.options, sort_keys=True), str(versions)]
+    parts = [lowered.as_text(), repr(target), json.dumps(request.options, sort_keys=True), str(versions), str(_READ)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -18,19 +18,25 @@ from redco_cli.console.waiting import waiting
 from redco_cli.errors import DeviceError, Problem
 from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
+from redco_cli.sharding.compiled.timeline import Event, from_json
 
 _BEGIN = "import sys; sys.path[:] = sys.argv[1:]; from redco_cli.planning.targets.child import serve; serve()"
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
 _SHOWN = 4  # last lines of a process that broke
 
 
-def compile_for(target: Target, option: Option, workload: Mapping[str, Any]) -> Compiled:
+def compile_for(
+    target: Target, option: Option, workload: Mapping[str, Any]
+) -> tuple[Compiled, tuple[Event, ...] | None]:
     """One train step of a way to run a workload, as the compiler of a target makes it.
 
     Args:
         target: the devices; none of them need be there.
         option: the way; its mesh has as many devices.
         workload: the arguments of `find_workload` that the way comes from.
+
+    Returns:
+        What the compiler says, and what happens in the program; None where its memory does not suffice.
 
     Raises:
         DeviceError: JAX cannot compile for them here.
@@ -49,9 +55,9 @@ def compile_for(target: Target, option: Option, workload: Mapping[str, Any]) -> 
         raise DeviceError.of([Problem(*one) for one in ended["problems"]])
     if "too_large" in ended:
         needed, said = (ended["too_large"][key] for key in ("needed", "said"))
-        return Compiled(needed, (), 0.0, None, 0, (), 0, (), str(target), said)
+        return Compiled(needed, (), 0.0, None, 0, (), 0, (), str(target), said), None
     found: Compiled = TypeAdapter(Compiled).validate_python(ended["compiled"])
-    return dataclasses.replace(found, target=str(target))
+    return dataclasses.replace(found, target=str(target)), from_json(ended["timeline"])
 
 
 def _ended(request: Mapping[str, Any], target: Target) -> dict[str, Any]:

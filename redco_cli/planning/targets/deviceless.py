@@ -15,6 +15,7 @@ from redco_cli.chips.kernels import CUDNN
 from redco_cli.chips.table import Chip
 from redco_cli.chips.target import Target
 from redco_cli.errors import DeviceError
+from redco_cli.sharding.compiled.timeline import Place
 from redco_cli.sharding.plan import AXES, DATA
 
 
@@ -67,6 +68,13 @@ def target_mesh(target: Target, sizes: Mapping[str, int]) -> Mesh:
         inner = [size // part for size, part in zip(shape, outer, strict=True)]
         placed = mesh_utils.create_hybrid_device_mesh(inner, outer, devices, **how)
     return Mesh(placed, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def places_of(target: Target, mesh: Mesh) -> list[Place]:
+    """Where each device of a mesh is, in the order of the mesh: its host or slice, and its coordinates there."""
+    if target.chip.platform == "gpu":
+        return [(number // target.of_a_group, ()) for number in range(mesh.size)]
+    return [(getattr(one, "slice_index", 0) or 0, tuple(getattr(one, "coords", ()))) for one in mesh.devices.flat]
 
 
 def _over_groups(target: Target, sizes: Mapping[str, int]) -> list[int]:

@@ -19,7 +19,7 @@ _WORK = ("dot", "convolution")
 _LIBRARIES = re.compile(r'custom_call_target="([^"]*)"')
 _ATTENTION = re.compile(r"fmha|flash|splash|attention", re.IGNORECASE)
 _MATMUL = re.compile(r"gemm|matmul|cublas|triton|convolution", re.IGNORECASE)
-_NO_KERNEL = (
+NO_KERNEL = (
     "parameter",
     "constant",
     "tuple",
@@ -134,7 +134,7 @@ def _run(module: HloModule, name: str, times: int) -> Iterator[tuple[Instruction
         elif one.opcode in ("call", "conditional"):
             for called in one.called()[:1]:
                 yield from _run(module, called, times)
-        elif one.opcode not in _NO_KERNEL and not one.opcode.endswith(("-done", "-update")):
+        elif one.opcode not in NO_KERNEL and not one.opcode.endswith(("-done", "-update")):
             yield one, times
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from redco_cli.sharding.compiled.hlo import HloModule, Instruction, parse, result_type, size_in_bytes, trip_count
 from redco_cli.sharding.compiled.schedule import SCATTERED, is_overlapped
 
-_KINDS = (
+KINDS = (
     "all-reduce",
     "all-gather",
     "reduce-scatter",
@@ -24,6 +24,7 @@ _KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
+"""Opcodes of collectives, whether they wait or are started with `-start`."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _of_computation(
     computation = module.computations[name]
     for instruction in computation.values():
         kind = instruction.opcode.removesuffix("-start")
-        if kind in _KINDS:
+        if kind in KINDS:
             overlapped = is_overlapped(module, computation, instruction)
             yield from _one(module, instruction, kind, repeats, mesh, overlapped=overlapped)
         elif instruction.opcode == "fusion" and instruction.called()[0].startswith(SCATTERED):
@@ -139,13 +140,13 @@ def _one(
     *,
     overlapped: bool,
 ) -> Iterator[CompiledCollective]:
-    groups = _groups(instruction.attributes, module.devices)
+    groups = device_groups(instruction.attributes, module.devices)
     if all(len(group) == 1 for group in groups):
         return
     shape = result_type(instruction)
     yield CompiledCollective(
         kind=kind,
-        axes=_axes(groups, mesh),
+        axes=spanned_axes(groups, mesh),
         shape=_without_layout(shape),
         bytes=size_in_bytes(shape),
         count=repeats.times,
@@ -159,7 +160,7 @@ def _without_layout(shape: str) -> str:
     return re.sub(r"\{[^}]*\}", "", shape)
 
 
-def _axes(groups: list[list[int]], mesh: dict[str, int]) -> tuple[str, ...]:
+def spanned_axes(groups: list[list[int]], mesh: dict[str, int]) -> tuple[str, ...]:
     """The mesh axes along which devices of one group differ."""
     if not mesh:
         return ()
@@ -174,7 +175,7 @@ def _axes(groups: list[list[int]], mesh: dict[str, int]) -> tuple[str, ...]:
     return tuple(reversed(found))
 
 
-def _groups(attributes: str, devices: int) -> list[list[int]]:
+def device_groups(attributes: str, devices: int) -> list[list[int]]:
     """The groups of device numbers among which a collective runs; pairs, for a permutation."""
     pairs = re.search(r"source_target_pairs=(\{\{.*?\}\})", attributes)
     listed = pairs or re.search(r"replica_groups=(\{\{.*?\}\})", attributes)

@@ -1,0 +1,112 @@
+"""A step as a plan knows it, in the form of a compiled one: the same terms, from predicted work and traffic.
+
+What only a compiler knows is assumed: how often activations are read and written, and how much of the traffic moves
+beside work. A time made of it has a wider range for that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from redco_cli.chips.target import Target
+from redco_cli.planning.options import Option
+from redco_cli.sharding.compiled.timeline import Arrival, Event, Span, Transfer, ring_bytes
+from redco_cli.sharding.compiled.work import Work
+from redco_cli.sharding.plan import AXES, Collective
+from redco_cli.sharding.predict.collectives import PER_PASS
+from redco_cli.sharding.program.flops import Products
+
+FORWARD_AND_BACKWARD, RECOMPUTED = 3, 1
+"""Matrix products of a step, in forward passes: each has two products in the backward pass."""
+ATTENTION_BACKWARD = 2.5
+"""Of flash attention: five products in the backward pass for two in the forward one."""
+TOUCHED, TOUCHED_AGAIN = 16, 4
+"""Bytes that elementwise operations read and write in a step for each byte that products write in a forward pass, and
+as many more where it is recomputed. By compiled steps of Llama models for H100 (15 to 16) and v5p (19)."""
+OVERLAPPED = 0.5
+"""Share of the traffic of parameters and gradients that moves beside work: assumed; compiled steps have 0 to 0.8."""
+SLOWER, FASTER = 1.3, 0.8
+"""By how much a planned time may be off beyond the range of the speeds: assumed."""
+_HALF = ("bfloat16", "float16")
+
+
+def planned_events(option: Option, products: Products, target: Target) -> tuple[Event, ...]:
+    """What a way to run a workload does in a step, on one device.
+
+    Args:
+        option: the way.
+        products: of the forward pass over the global batch, on all devices together.
+        target: the devices.
+    """
+    again = option.workload.remat == "full"
+    dtype = option.workload.dtype
+    forward = FORWARD_AND_BACKWARD + (RECOMPUTED if again else 0)
+    count = target.devices
+    plain, attention = (products.flops - products.attention) // count, products.attention // count
+    touched = (TOUCHED + (TOUCHED_AGAIN if again else 0)) * products.written // count + _updated(option)
+    product_dtype = "tensorfloat32" if dtype == "float32" else dtype
+    work: list[Event] = [Work("matmul", forward * plain, product_dtype, 0), Work("memory", 0, "", touched)]
+    if attention:
+        work.append(Work("attention", (2 if again else 1) * attention, dtype, 0))
+        work.append(Work("attention backward", int(ATTENTION_BACKWARD * attention), dtype, 0))
+    beside, waited = [], []
+    for number, one in enumerate(option.plan.collectives):
+        if one.what in PER_PASS:
+            beside.append(_transfer(one, f"{number} beside", OVERLAPPED, option, target))
+        share = 1 - OVERLAPPED if one.what in PER_PASS else 1.0
+        waited.append(_transfer(one, f"{number}", share, option, target))
+    exposed = [event for one in waited for event in (one, Arrival(one.name))]
+    return (*beside, *work, *(Arrival(one.name) for one in beside), *exposed)
+
+
+def _updated(option: Option) -> int:
+    """Bytes that an update reads and writes: parameters and state of the optimizer both, gradients likewise."""
+    memory = option.memory
+    return 2 * (memory.parameters + memory.optimizer + memory.gradients)
+
+
+def _transfer(one: Collective, name: str, share: float, option: Option, target: Target) -> Transfer:
+    axes = tuple(axis for axis in AXES if axis in one.axis.split("+"))
+    span = span_of(axes, option.plan.mesh, target)
+    moved = one.bytes
+    if one.what in PER_PASS and option.workload.dtype in _HALF:
+        moved //= 2  # parameters in float32 are cast before they are gathered, and gradients before they are added up
+    return Transfer(name, one.kind, axes, int(share * ring_bytes(one.kind, moved, span.devices)), span)
+
+
+def span_of(axes: Sequence[str], mesh: Mapping[str, int], target: Target) -> Span:
+    """Which devices the groups along some axes join, `tensor` innermost, inner axes along the first dims of a torus.
+
+    Args:
+        axes: of the mesh.
+        mesh: axis to size.
+        target: the devices.
+
+    Example:
+        >>> from redco_cli.chips.target import parse_target
+        >>> mesh = {"data": 2, "fsdp": 16, "tensor": 4}
+        >>> span_of(("fsdp",), mesh, parse_target("2*v5p:4x4x4", "--target"))
+        Span(devices=16, groups=1, extents=(4, 4))
+        >>> span_of(("data", "fsdp"), mesh, parse_target("h100:128", "--target"))
+        Span(devices=32, groups=16, extents=())
+    """
+    numbers, stride = [0], 1
+    for axis in reversed(AXES):
+        if axis in axes:
+            numbers = [number + step * stride for number in numbers for step in range(mesh[axis])]
+        stride *= mesh[axis]
+    groups = len({number // target.of_a_group for number in numbers})
+    inside = len(numbers) // groups
+    return Span(len(numbers), groups, _extents(inside, target.sizes) if target.chip.torus else ())
+
+
+def _extents(devices: int, sizes: Sequence[int]) -> tuple[int, ...]:
+    """Dims of a torus that so many devices fill."""
+    found = []
+    for size in sizes:
+        part = math.gcd(devices, size)
+        devices //= part
+        if part > 1:
+            found.append(part)
+    return tuple(found)

@@ -1,0 +1,219 @@
+"""How fast a way to run a workload is on a target: step time, tokens a second, MFU and cost, each with its range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from redco_cli.chips.speeds import CLOCKS, SPEEDS, peak
+from redco_cli.chips.target import Target
+from redco_cli.planning.options import Option
+from redco_cli.planning.targets.roofline import FASTER, SLOWER, planned_events
+from redco_cli.planning.targets.seconds import StepTime, step_time
+from redco_cli.planning.workload import Workload
+from redco_cli.sharding.batch_shards import batch_sharded
+from redco_cli.sharding.compiled.timeline import Event, Loop
+from redco_cli.sharding.compiled.work import Work
+from redco_cli.sharding.program.flops import Products, count_products
+from redco_cli.training.state import partition
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of a step.
+
+    Attributes:
+        name: what the time is spent on.
+        seconds: of a step.
+    """
+
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Constant:
+    """What a step time is reckoned with.
+
+    Attributes:
+        name: such as `matmul`, the share of its peak that matrix products reach.
+        slow: its value where things go slowly.
+        typical: what is believed.
+        fast: its value where things go well.
+        origin: where it is from: measured by others, assumed, or fitted.
+    """
+
+    name: str
+    slow: float
+    typical: float
+    fast: float
+    origin: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a step is, by estimate. Rates are those of the typical time.
+
+    Attributes:
+        basis: `compiled`, from the program that the compiler made, or `plan`, from what was predicted of it.
+        step: seconds of a step.
+        low: seconds where all goes well.
+        high: seconds where all goes slowly.
+        terms: what the step is made of, the longest first.
+        hidden: seconds in which bytes move beside work, none of them in `step`.
+        examples: a second.
+        tokens: a second; None where examples are no tokens.
+        tokens_of_a_chip: a second.
+        model_flops: operations of the model in a step, on all devices together; recomputation is none of the model's.
+        peak: operations a second of one device.
+        mfu: share of the peak of all devices that the model's operations take.
+        formula: how `mfu` and `model_flops` come about, with their numbers.
+        price: of a chip for an hour; None where none was given.
+        cost_of_a_billion_tokens: in the unit of the price.
+        cost_of_a_run: of `train.steps` steps; None where no recipe says how many.
+        steps: of the run.
+        compiler: seconds that the compiler estimates for its kernels, without transfers; None where it does not say.
+        constants: what all this is reckoned with.
+        notes: what is not known.
+    """
+
+    basis: str
+    step: float
+    low: float
+    high: float
+    terms: tuple[Term, ...]
+    hidden: float
+    examples: float
+    tokens: float | None
+    tokens_of_a_chip: float | None
+    model_flops: float
+    peak: float
+    mfu: float
+    formula: str
+    price: float | None
+    cost_of_a_billion_tokens: float | None
+    cost_of_a_run: float | None
+    steps: int | None
+    compiler: float | None
+    constants: tuple[Constant, ...]
+    notes: tuple[str, ...]
+
+
+def forward_products(workload: Workload) -> Products:
+    """The matrix products of a forward pass over the global batch, on all devices together."""
+    size = workload.micro_batch_size or workload.global_batch_size
+    key = jax.random.key(0)
+    with batch_sharded(1):
+        found = count_products(
+            lambda variables, batch: workload.loss(variables, batch, key).sum, workload.abstract, workload.batch(size)
+        )
+    return found * (workload.global_batch_size // size)
+
+
+def compiled_speed(
+    events: Sequence[Event], option: Option, target: Target, products: Products, price: float | None
+) -> Speed:
+    """The speed of a compiled step.
+
+    Args:
+        events: its timeline.
+        option: the way that was compiled.
+        target: the devices.
+        products: of its forward pass, see `forward_products`.
+        price: of a chip for an hour.
+    """
+    return _speed("compiled", step_time(events, target), events, option, target, products, price)
+
+
+def planned_speed(option: Option, target: Target, products: Products, price: float | None) -> Speed:
+    """The speed of a step that was not compiled; see `compiled_speed`."""
+    events = planned_events(option, products, target)
+    found = step_time(events, target)
+    wider = StepTime(found.low * FASTER, found.typical, found.high * SLOWER, found.terms, found.hidden)
+    return _speed("plan", wider, events, option, target, products, price)
+
+
+def _speed(
+    basis: str,
+    found: StepTime,
+    events: Sequence[Event],
+    option: Option,
+    target: Target,
+    products: Products,
+    price: float | None,
+) -> Speed:
+    workload, chips = option.workload, target.devices // target.chip.of_a_chip
+    passes = _passes(workload)
+    flops, most = passes * products.flops, peak(target.chip, _dtype(workload))
+    per_step = None if workload.seq_length is None else workload.global_batch_size * workload.seq_length
+    tokens = None if per_step is None else per_step / found.typical
+    cost = None if price is None else price * chips * found.typical / 3600
+    formula = (
+        f"MFU = {flops:.3g} FLOPs of the model / ({found.typical:.4g} s x {target.devices} devices x "
+        f"{most / 1e12:.4g} TFLOP/s); FLOPs = {passes:.3g} x {products.flops:.3g} of the matrix products forward, "
+        "attention without what its causal mask leaves out, recomputation not counted"
+    )
+    return Speed(
+        basis=basis,
+        step=found.typical,
+        low=found.low,
+        high=found.high,
+        terms=tuple(Term(name, seconds) for name, seconds in found.terms.items()),
+        hidden=found.hidden,
+        examples=workload.global_batch_size / found.typical,
+        tokens=tokens,
+        tokens_of_a_chip=None if tokens is None else tokens / chips,
+        model_flops=flops,
+        peak=most,
+        mfu=flops / (found.typical * target.devices * most),
+        formula=formula,
+        price=price,
+        cost_of_a_billion_tokens=None if cost is None or per_step is None else cost * 1e9 / per_step,
+        cost_of_a_run=None if cost is None or workload.steps is None else cost * workload.steps,
+        steps=workload.steps,
+        compiler=_by_the_compiler(events, target),
+        constants=tuple(Constant(name, **vars(one)) for name, one in SPEEDS[target.chip.name].constants.items()),
+        notes=tuple(_notes(events)),
+    )
+
+
+def _passes(workload: Workload) -> float:
+    """How many times the forward pass's products a step has: as many again for the gradients of activations, and of
+    those parameters that are trained.
+    """
+    trained, frozen = partition(workload.abstract.params, workload.frozen)
+    every = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (trained, frozen)]
+    return 2 + every[0] / max(1, sum(every))
+
+
+def _dtype(workload: Workload) -> str:
+    return "tensorfloat32" if workload.dtype == "float32" else workload.dtype
+
+
+def _kernels(events: Sequence[Event], times: int = 1) -> Iterator[tuple[Work, int]]:
+    for one in events:
+        if isinstance(one, Work):
+            yield one, times
+        elif isinstance(one, Loop):
+            yield from _kernels(one.events, times * one.times)
+
+
+def _by_the_compiler(events: Sequence[Event], target: Target) -> float | None:
+    """Seconds of all kernels by the compiler's own estimate, which TPUs' has."""
+    clock = CLOCKS.get(target.chip.name)
+    cycles = sum(work.cycles * times for work, times in _kernels(events))
+    return cycles / clock if clock and cycles else None
+
+
+def _notes(events: Sequence[Event]) -> Iterator[str]:
+    opaque = sum(times for work, times in _kernels(events) if work.opaque)
+    if opaque:
+        yield f"{opaque} runs of kernels of libraries are timed by what they read and write alone"
+    if any(_is_unknown(one) for one in events):
+        yield "a loop whose number of turns the program does not say counts once"
+
+
+def _is_unknown(event: Event) -> bool:
+    return isinstance(event, Loop) and (not event.known or any(_is_unknown(one) for one in event.events))

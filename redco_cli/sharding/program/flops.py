@@ -1,0 +1,106 @@
+"""How many operations the matrix products of a traced program take, and what they write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from redco_cli.sharding.program.reference import reference_jaxpr
+
+_CAUSAL = (2, 3)
+"""Masks of cuDNN's attention under which half of the scores is computed (`MaskType` in JAX)."""
+_FUSED = ("dot_product_attention_fwd_wrapper", "dot_product_attention_fwd")
+
+
+@dataclass(frozen=True)
+class Products:
+    """The matrix products of a program.
+
+    Attributes:
+        flops: two operations for each multiplication.
+        attention: part of them, of a fused kernel.
+        written: bytes of all results, those of a fused kernel its own.
+    """
+
+    flops: int = 0
+    attention: int = 0
+    written: int = 0
+
+    def __add__(self, other: Products) -> Products:
+        return Products(self.flops + other.flops, self.attention + other.attention, self.written + other.written)
+
+    def __mul__(self, times: int) -> Products:
+        return Products(self.flops * times, self.attention * times, self.written * times)
+
+
+def count_products(function: Callable[..., Any], *arguments: Any) -> Products:
+    """The matrix products of a function that JAX can trace; nothing is computed.
+
+    Loops count as often as they turn, those whose number of turns depends on values once. Of branches the dearest
+    counts. Recomputation in a backward pass does not: count the forward pass. Attention under a causal mask counts
+    what a fused kernel computes: half of the scores.
+
+    Args:
+        function: of the arguments.
+        arguments: arrays or `jax.ShapeDtypeStruct`s.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from redco_cli.sharding.program.flops import count_products
+        >>> x, w = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32)
+        >>> count_products(lambda x, w: jax.nn.relu(x @ w), x, w)
+        Products(flops=1024, attention=0, written=128)
+    """
+    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+
+
+def _of_jaxpr(jaxpr: Any) -> Products:
+    return sum((_of_equation(equation) for equation in jaxpr.eqns), Products())
+
+
+def _of_equation(equation: Any) -> Products:
+    name, params = equation.primitive.name, equation.params
+    if name == "dot_general":
+        (summed, _), _ = params["dimension_numbers"]
+        shape = equation.invars[0].aval.shape
+        return _product(equation, math.prod(shape[dim] for dim in summed))
+    if name in ("ragged_dot", "ragged_dot_general"):
+        return _product(equation, equation.invars[0].aval.shape[-1])
+    if name == "conv_general_dilated":
+        kernel, numbers = equation.invars[1].aval.shape, params["dimension_numbers"].rhs_spec
+        return _product(equation, math.prod(kernel) // kernel[numbers[0]])
+    reference = reference_jaxpr(equation)
+    if reference is not None:
+        return _fused(equation, _of_jaxpr(reference.jaxpr).flops)
+    if name == "cond":
+        return max((_of_jaxpr(branch.jaxpr) for branch in params["branches"]), key=lambda one: one.flops)
+    times = params["length"] if name == "scan" else 1
+    return sum((_of_jaxpr(inner) for inner in _programs(equation)), Products()) * times
+
+
+def _product(equation: Any, summed: int) -> Products:
+    result = equation.outvars[0].aval
+    return Products(2 * result.size * summed, 0, result.size * result.dtype.itemsize)
+
+
+def _fused(equation: Any, flops: int) -> Products:
+    """A kernel that computes what its reference form does."""
+    written = sum(one.aval.size * one.aval.dtype.itemsize for one in equation.outvars)
+    if equation.primitive.name not in _FUSED:
+        return Products(flops, 0, written)
+    mask = equation.params.get("mask_type", 0)
+    if int(getattr(mask, "value", mask)) in _CAUSAL:
+        flops //= 2
+    return Products(flops, flops, written)
+
+
+def _programs(equation: Any) -> Iterator[Any]:
+    """The programs that an equation runs; of a `while` its body."""
+    for key, value in equation.params.items():
+        inner = getattr(value, "jaxpr", value)
+        if hasattr(inner, "eqns") and key != "cond_jaxpr":
+            yield inner

@@ -1,0 +1,65 @@
+"""How fast a planned step is: the same figures on the screen and in the report, by a formula that can be recomputed."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from redco_cli.chips.table import CHIPS
+from redco_cli.console.speed import show_speed
+from redco_cli.errors import UsageError
+from redco_cli.planning.inspect import inspect
+from redco_cli.planning.report import as_json
+from tests.projects import LLAMA
+
+STEP = {"batch_size": 16, "seq_length": 32}
+
+
+@pytest.fixture(scope="module")
+def report():
+    return inspect(json.dumps(LLAMA), target="2*h100:4", price=2.0, **STEP)
+
+
+def test_a_plan_says_how_fast_it_is(report):
+    speed = report.speed
+    assert speed.basis == "plan"
+    assert 0 < speed.low < speed.step < speed.high
+    assert sum(term.seconds for term in speed.terms) == pytest.approx(speed.step)
+    assert speed.tokens == pytest.approx(16 * 32 / speed.step)
+    assert speed.tokens_of_a_chip == pytest.approx(speed.tokens / 8)
+    assert speed.mfu == pytest.approx(speed.model_flops / (speed.step * 8 * CHIPS["h100"].flops["bfloat16"]))
+    assert speed.cost_of_a_billion_tokens == pytest.approx(2.0 * 8 * speed.step / 3600 * 1e9 / (16 * 32))
+    assert speed.cost_of_a_run is None
+
+
+def test_its_operations_are_three_forward_passes(report):
+    """By hand: the products of a Llama of these sizes, and half of the scores, as the causal mask leaves them."""
+    width, layers, heads = (LLAMA[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+    inner, vocabulary = LLAMA["intermediate_size"], LLAMA["vocab_size"]
+    keys = LLAMA.get("num_key_value_heads", heads) * (width // heads)
+    weights = layers * (2 * width * width + 2 * width * keys + 3 * width * inner) + width * vocabulary
+    least = 3 * 2 * weights * 16 * 32
+    scores = 3 * layers * 2 * 2 * 16 * 32 * 32 * width
+    assert least < report.speed.model_flops <= least + scores
+
+
+def test_the_screen_says_it(report):
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    show_speed(as_json(report)["speed"], console)
+    said = console.file.getvalue()
+    for text in ("time of a step", "total", "work and traffic of the plan", "throughput: ", "MFU: ", "formula: MFU = "):
+        assert text in said
+    assert "for a billion tokens (" in said
+    assert "at 2.000 a chip-hour" in said
+
+
+def test_what_does_not_fit_has_no_speed():
+    small = inspect(json.dumps(LLAMA), target="h100:8", device_memory=1000, **STEP)
+    assert (small.fits, small.speed) == (False, None)
+
+
+def test_without_a_target_there_is_neither_speed_nor_price():
+    assert inspect(json.dumps(LLAMA), devices=1, **STEP).speed is None
+    with pytest.raises(UsageError, match="--price: there is no --target"):
+        inspect(json.dumps(LLAMA), devices=1, price=2.0, **STEP)
