@@ -200,6 +200,8 @@ def inspect_sharding(
         bool, typer.Option("--compile", help="Compile the step for the target, or for simulated CPU devices.")
     ] = False,
     price: Annotated[float | None, typer.Option(metavar="X", min=0, help="Of a chip-hour: shows costs.")] = None,
+    why: Annotated[str | None, typer.Option(metavar="AXES", help="What this mesh costs more, term by term.")] = None,
+    diff: Annotated[str | None, typer.Option(metavar="MODEL", help="Another plan, beside this one.")] = None,
     svg: Annotated[str | None, typer.Option(metavar="FILE", help="Also draw the plan, as SVG.")] = None,
     list_models: Annotated[bool, typer.Option("--list", help="List built-in models, and families.")] = False,
     as_json: Json = False,
@@ -218,15 +220,10 @@ def inspect_sharding(
         simulate_devices(devices or math.prod((sizes or _mesh_of(model)).values()))
     from redco_cli.planning.inspect import inspect_sharding as run_inspect
 
-    machine: dict[str, Any] = {
-        "devices": devices,
-        "hosts": hosts,
-        "mesh": sizes,
-        "device_memory": memory,
-        "target": target,
-    }
-    step: dict[str, Any] = {"batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
-    report = run_inspect(model, **machine, **step, compile_it=compile_it, price=price, svg=svg)
+    machine: dict[str, Any] = {"devices": devices, "hosts": hosts, "mesh": sizes, "device_memory": memory}
+    step: dict[str, Any] = {"batch_size": batch_size, "seq_length": seq_length, "dtype": dtype, "target": target}
+    other: dict[str, Any] = {"why": None if why is None else parse_mesh(why, "--why"), "diff": diff}
+    report = run_inspect(model, **machine, **step, **other, compile_it=compile_it, price=price, svg=svg)
     if as_json:
         result(report, as_json)
     else:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from redco_cli.console.collectives import show_collectives
 from redco_cli.console.columns import TIMES, columns, draws_signs
+from redco_cli.console.comparison import show_comparison
 from redco_cli.console.numbers import format_bytes
 from redco_cli.console.screen import Piece, say, stdout, warn
 from redco_cli.console.speed import show_speed
@@ -68,6 +69,8 @@ def show_plan(document: Document, console: Console | None = None) -> None:
     if document["speed"] is not None:
         show_speed(document["speed"], console)
     _runners_up(document, console)
+    if document["comparison"] is not None:
+        show_comparison(document["comparison"], console)
     for warning in document["warnings"]:
         warn(warning, console)
     say(console, *_verdict(document))

@@ -15,13 +15,16 @@ from redco_cli.chips.target import Target, chip_of, parse_target, targeting
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError, UsageError
 from redco_cli.planning.choice import memory_of_a_device
+from redco_cli.planning.compare import compare
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option, options
 from redco_cli.planning.picture.svg import write_picture
+from redco_cli.planning.remedies import remedies_for
 from redco_cli.planning.report import Choice, Compiled, Memory, Report, as_json, build_report
 from redco_cli.planning.targets.compile import compile_for
-from redco_cli.planning.targets.speed import Speed, compiled_speed, forward_products, planned_speed
+from redco_cli.planning.targets.speed import compiled_speed, forward_products, planned_speed
+from redco_cli.planning.timing import Speed
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.decide.follow import followers
 from redco_cli.sharding.decide.guards import checked_sizes
@@ -65,10 +68,7 @@ def inspect(
         RedcoError: there is no such model, or the mesh does not fit it or the devices.
     """
     chips = None if target is None else parse_target(target, "--target")
-    if chips is None and price is not None:
-        raise UsageError(
-            "--price", "there is no --target whose chips it is the price of", "add such as --target h100:8"
-        )
+    _check_price(price, chips)
     with targeting(chips):
         workload = find_workload(model, batch_size=batch_size, seq_length=seq_length, dtype=dtype)
         sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", "--mesh"))
@@ -81,10 +81,10 @@ def inspect(
         ways, _ = options(workload, machine, sizes)
         best = ways[0]
         fits = best.fits(machine.memory)
-        remedies = () if fits else _remedies(workload, best, machine)
+        remedies = () if fits else remedies_for(workload, best, machine)
         products = None if chips is None else forward_products(workload)
     asked = {"model": model, "batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
-    compiled, speed = _compiled_and_timed(chips, best, products, asked if compile_it else None, price, fits=fits)
+    compiled, speed = _compiled_and_timed(chips, best, products, asked if compile_it else None, price, machine.memory)
     return build_report(
         best.plan,
         model=workload.name,
@@ -103,24 +103,31 @@ def inspect(
     )
 
 
+def _check_price(price: float | None, target: Target | None) -> None:
+    if target is None and price is not None:
+        problem = "there is no --target whose chips it is the price of"
+        raise UsageError("--price", problem, "add such as --target h100:8")
+
+
 def _compiled_and_timed(
     target: Target | None,
     best: Option,
     products: Products | None,
     asked: Mapping[str, Any] | None,
     price: float | None,
-    *,
-    fits: bool,
+    limit: int | None,
 ) -> tuple[Compiled | None, Speed | None]:
     """The step as compiled, where that is asked for, and how fast it is: by that, else by its plan. One that does not
-    fit has no speed.
+    fit into the limit, bytes of a device, has no speed: it cannot run as it was planned or compiled.
     """
     if target is None or products is None:
         return None if asked is None else compile_step(best), None
     if asked is None:
-        return None, planned_speed(best, target, products, price) if fits else None
+        return None, planned_speed(best, target, products, price) if best.fits(limit) else None
     compiled, events = compile_for(target, best, asked)
-    return compiled, None if events is None else compiled_speed(events, best, target, products, price)
+    is_too_large = limit is not None and compiled.memory is not None and compiled.memory > limit
+    timed = None if events is None or is_too_large else compiled_speed(events, best, target, products, price)
+    return compiled, timed
 
 
 def _machine(
@@ -171,6 +178,8 @@ def inspect_sharding(
     target: str | None = None,
     compile_it: bool = False,
     price: float | None = None,
+    why: Mapping[str, int] | None = None,
+    diff: str | None = None,
     svg: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
     """How a model or a recipe would be split over devices, and whether it fits; see `inspect`.
@@ -187,6 +196,8 @@ def inspect_sharding(
         target: devices that need not be there, such as `h100:8` or `v6e:16x16`.
         compile_it: also compile the step; without a target, JAX must run with that many devices.
         price: of a chip of the target for an hour, in any currency.
+        why: another mesh, to be compared with the one that is chosen.
+        diff: another model or recipe, to be compared with this one.
         svg: a file for a picture.
 
     Returns:
@@ -195,19 +206,23 @@ def inspect_sharding(
     Raises:
         RedcoError: with place, problem and remedy.
     """
-    report = inspect(
-        model,
-        devices=devices,
-        hosts=hosts,
-        mesh=mesh,
-        device_memory=device_memory,
-        batch_size=batch_size,
-        seq_length=seq_length,
-        dtype=dtype,
-        target=target,
-        compile_it=compile_it,
-        price=price,
-    )
+    asked: dict[str, Any] = {
+        "devices": devices,
+        "hosts": hosts,
+        "device_memory": device_memory,
+        "batch_size": batch_size,
+        "seq_length": seq_length,
+        "dtype": dtype,
+        "target": target,
+        "compile_it": compile_it,
+        "price": price,
+    }
+    if why is not None and diff is not None:
+        raise UsageError("--diff", "given beside --why, and only one other plan is compared", "give one of them")
+    report = inspect(model, mesh=mesh, **asked)
+    if why is not None or diff is not None:
+        other = inspect(diff or model, mesh=mesh if why is None else why, **asked)
+        report = replace(report, comparison=compare(report, other))
     if svg is not None:
         write_picture(report, Path(svg))
     return as_json(report)
@@ -265,35 +280,3 @@ def _compared(way: Option, best: Option, machine: Devices) -> str:
         return "does not fit"
     moved = f"{format_bytes(way.slow)} between hosts, {format_bytes(way.fast)} within one"
     return f"estimated {way.seconds / best.seconds:.2f} times the step time: {moved}"
-
-
-def _remedies(workload: Workload, best: Option, machine: Devices) -> list[str]:
-    """What would make it fit, with what it would need then."""
-    found = []
-    assert machine.memory is not None
-    if workload.micro_batch_size is not None and not workload.whole_batch:
-        way = _least(replace(workload, micro_batch_size=None), machine, best.plan.mesh)
-        if way is not None and way.memory.total < best.memory.total:
-            needs = format_bytes(way.memory.total)
-            found.append(f"train.micro_batch_size: {way.micro_batch_size} needs {needs}")
-    for factor in (2, 4, 8, 16):
-        more = replace(machine, count=machine.count * factor, hosts=machine.hosts * factor)
-        way = _least(replace(best.workload, mesh=None, recomputing=None), more, None)
-        if way is not None and way.fits(machine.memory):
-            found.append(f"{more.count} devices need {format_bytes(way.memory.total)} each")
-            break
-    state = best.memory.optimizer
-    if 2 * state > best.memory.gradients:  # otherwise it is factored already, or there is none
-        found.append(f"train.optimizer: adafactor saves most of {format_bytes(state)} of optimizer state")
-    passing = best.memory.activations + best.memory.logits
-    if workload.seq_length is not None and passing > best.memory.total // 10:
-        found.append(f"half the sequence length saves about {format_bytes(passing // 2)}")
-    return found
-
-
-def _least(workload: Workload, machine: Devices, sizes: Mapping[str, int] | None) -> Option | None:
-    """The best way, if there is any."""
-    try:
-        return options(workload, machine, sizes)[0][0]
-    except DeviceError:  # these devices cannot share such a batch, or such a model
-        return None

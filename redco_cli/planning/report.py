@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from redco_cli.planning.parameter_groups import ParameterGroup, group_parameters
-from redco_cli.planning.targets.speed import Constant, Speed, Term
+from redco_cli.planning.timing import Constant, Speed, Term
 from redco_cli.sharding.compiled.schedule import Written
 from redco_cli.sharding.plan import Collective, Plan, Row
 
@@ -98,6 +98,42 @@ class Compiled:
 
 
 @dataclasses.dataclass(frozen=True)
+class Difference:
+    """One figure of two plans.
+
+    Attributes:
+        name: what it is.
+        first: of the plan that is reported.
+        second: of the other.
+    """
+
+    name: str
+    first: float
+    second: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two plans side by side.
+
+    Attributes:
+        first: the model and mesh that is reported.
+        second: those of the other.
+        fits: whether each fits; None where that is not known.
+        seconds: of a step, by what they are spent on, the total last; empty where either has no step time.
+        memory: bytes on one device by kind, the total last.
+        traffic: bytes of one device in a step by collective and mesh axis, the total last.
+    """
+
+    first: str
+    second: str
+    fits: tuple[bool | None, bool | None]
+    seconds: tuple[Difference, ...]
+    memory: tuple[Difference, ...]
+    traffic: tuple[Difference, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """Everything `redco inspect-sharding` says.
 
@@ -122,6 +158,7 @@ class Report:
         warnings: what a user should know before a run.
         compiled: the same step as compiled; None when it was not.
         speed: how fast a step is on the target, by estimate; None without a target, or where the step does not fit.
+        comparison: with another mesh or model; None where none was asked for.
     """
 
     model: str
@@ -144,6 +181,7 @@ class Report:
     warnings: tuple[str, ...]
     compiled: Compiled | None
     speed: Speed | None
+    comparison: Comparison | None = None
 
 
 def build_report(
@@ -213,10 +251,26 @@ def as_json(report: Report) -> dict[str, Any]:
     return document
 
 
+_KINDS = (
+    Report,
+    Choice,
+    Compiled,
+    ParameterGroup,
+    Memory,
+    Collective,
+    Written,
+    Speed,
+    Term,
+    Constant,
+    Comparison,
+    Difference,
+)
+
+
 def report_schema() -> dict[str, Any]:
     """The JSON Schema of `as_json`, each property described by the docstring of its class."""
     schema = TypeAdapter(Report).json_schema(mode="serialization")
-    for kind in (Report, Choice, Compiled, ParameterGroup, Memory, Collective, Written, Speed, Term, Constant):
+    for kind in _KINDS:
         part = schema if kind is Report else schema["$defs"][kind.__name__]
         summary, _, attributes = (kind.__doc__ or "").partition("Attributes:")
         part["description"] = " ".join(summary.split())

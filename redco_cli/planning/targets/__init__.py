@@ -4,5 +4,8 @@ In: a way to run a workload, and a `chips.Target`. Out: what the compiler of tha
 collectives and its kernels. XLA needs no such device to compile for one; it needs its plugin (`redco[tpu]`,
 `redco[cuda]`), and a process of its own, which holds no other platform.
 
+How long a step takes there is reckoned too (`speed`): by a walk over what was compiled (`seconds`), or over the plan in
+the same form (`roofline`).
+
 Start at `compile`, which starts that process; `child` is what runs there, on `deviceless` devices.
 """

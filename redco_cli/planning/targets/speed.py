@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import jax
 
@@ -12,93 +11,13 @@ from redco_cli.chips.target import Target
 from redco_cli.planning.options import Option
 from redco_cli.planning.targets.roofline import FASTER, SLOWER, planned_events
 from redco_cli.planning.targets.seconds import StepTime, step_time
+from redco_cli.planning.timing import Constant, Speed, Term
 from redco_cli.planning.workload import Workload
 from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.compiled.timeline import Event, Loop
 from redco_cli.sharding.compiled.work import Work
 from redco_cli.sharding.program.flops import Products, count_products
 from redco_cli.training.state import partition
-
-
-@dataclass(frozen=True)
-class Term:
-    """A part of a step.
-
-    Attributes:
-        name: what the time is spent on.
-        seconds: of a step.
-    """
-
-    name: str
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Constant:
-    """What a step time is reckoned with.
-
-    Attributes:
-        name: such as `matmul`, the share of its peak that matrix products reach.
-        slow: its value where things go slowly.
-        typical: what is believed.
-        fast: its value where things go well.
-        origin: where it is from: measured by others, assumed, or fitted.
-    """
-
-    name: str
-    slow: float
-    typical: float
-    fast: float
-    origin: str
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How fast a step is, by estimate. Rates are those of the typical time.
-
-    Attributes:
-        basis: `compiled`, from the program that the compiler made, or `plan`, from what was predicted of it.
-        step: seconds of a step.
-        low: seconds where all goes well.
-        high: seconds where all goes slowly.
-        terms: what the step is made of, the longest first.
-        hidden: seconds in which bytes move beside work, none of them in `step`.
-        examples: a second.
-        tokens: a second; None where examples are no tokens.
-        tokens_of_a_chip: a second.
-        model_flops: operations of the model in a step, on all devices together; recomputation is none of the model's.
-        peak: operations a second of one device.
-        mfu: share of the peak of all devices that the model's operations take.
-        formula: how `mfu` and `model_flops` come about, with their numbers.
-        price: of a chip for an hour; None where none was given.
-        cost_of_a_billion_tokens: in the unit of the price.
-        cost_of_a_run: of `train.steps` steps; None where no recipe says how many.
-        steps: of the run.
-        compiler: seconds that the compiler estimates for its kernels, without transfers; None where it does not say.
-        constants: what all this is reckoned with.
-        notes: what is not known.
-    """
-
-    basis: str
-    step: float
-    low: float
-    high: float
-    terms: tuple[Term, ...]
-    hidden: float
-    examples: float
-    tokens: float | None
-    tokens_of_a_chip: float | None
-    model_flops: float
-    peak: float
-    mfu: float
-    formula: str
-    price: float | None
-    cost_of_a_billion_tokens: float | None
-    cost_of_a_run: float | None
-    steps: int | None
-    compiler: float | None
-    constants: tuple[Constant, ...]
-    notes: tuple[str, ...]
 
 
 def forward_products(workload: Workload) -> Products:
@@ -185,7 +104,8 @@ def _passes(workload: Workload) -> float:
     """
     trained, frozen = partition(workload.abstract.params, workload.frozen)
     every = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (trained, frozen)]
-    return 2 + every[0] / max(1, sum(every))
+    share: float = every[0] / max(1, sum(every))
+    return 2 + share
 
 
 def _dtype(workload: Workload) -> str:

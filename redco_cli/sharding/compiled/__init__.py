@@ -32,5 +32,6 @@ The gradients are all-reduced over `fsdp` here, where a GPU or TPU reduce-scatte
 CPU, so compare like with like.
 
 Start at `traffic` (collectives of a program, loops counted), then `hlo` (its text as instructions, with trip counts of
-loops), `memory` (what a compiled step says of its memory), `schedule` (kernels, and what runs while bytes move).
+loops), `memory` (what a compiled step says of its memory), `schedule` (kernels, and what runs while bytes move),
+`timeline` (all that happens in a step, in its order) with `work` (what one kernel computes and moves).
 """

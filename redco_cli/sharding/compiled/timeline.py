@@ -155,8 +155,8 @@ def _event(name: str, fields: Sequence[Any]) -> Event:
     if name == "Loop":
         return Loop(fields[0], fields[1], from_json(fields[2]))
     if name == "Transfer":
-        *first, axes, size, (devices, groups, extents) = fields
-        return Transfer(*first, tuple(axes), size, Span(devices, groups, tuple(extents)))
+        sender, kind, axes, size, (devices, groups, extents) = fields
+        return Transfer(sender, kind, tuple(axes), size, Span(devices, groups, tuple(extents)))
     return Arrival(fields[0]) if name == "Arrival" else Work(*fields)
 
 

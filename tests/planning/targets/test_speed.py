@@ -7,13 +7,15 @@ import pytest
 from rich.console import Console
 
 from redco_cli.chips.table import CHIPS
+from redco_cli.console.comparison import show_comparison
 from redco_cli.console.speed import show_speed
 from redco_cli.errors import UsageError
-from redco_cli.planning.inspect import inspect
+from redco_cli.planning.inspect import inspect, inspect_sharding
 from redco_cli.planning.report import as_json
 from tests.projects import LLAMA
 
 STEP = {"batch_size": 16, "seq_length": 32}
+FSDP, TENSOR = {"data": 1, "fsdp": 8, "tensor": 1}, {"data": 1, "fsdp": 4, "tensor": 2}
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +65,28 @@ def test_without_a_target_there_is_neither_speed_nor_price():
     assert inspect(json.dumps(LLAMA), devices=1, **STEP).speed is None
     with pytest.raises(UsageError, match="--price: there is no --target"):
         inspect(json.dumps(LLAMA), devices=1, price=2.0, **STEP)
+
+
+def test_another_mesh_is_compared_term_by_term():
+    """`--why`: the same step where all that differs is the mesh."""
+    asked = {"target": "2*h100:4", **STEP}
+    document = inspect_sharding(json.dumps(LLAMA), mesh=FSDP, why=TENSOR, **asked)
+    found, other = document["comparison"], inspect(json.dumps(LLAMA), mesh=TENSOR, **asked)
+    assert found["second"].endswith("data=1,fsdp=4,tensor=2")
+    assert found["fits"] == [True, True]
+    total = found["seconds"][-1]
+    assert (total["first"], total["second"]) == (document["speed"]["step"], pytest.approx(other.speed.step))
+    assert sum(one["second"] for one in found["seconds"][:-1]) == pytest.approx(other.speed.step)
+    assert found["memory"][-1] == {
+        "name": "total",
+        "first": sum(document["memory"].values()),
+        "second": other.memory.total,
+    }
+    console = Console(file=io.StringIO(), width=200, force_terminal=False)
+    show_comparison(found, console)
+    assert "all-reduce over tensor" in console.file.getvalue()
+
+
+def test_only_one_other_plan_is_compared():
+    with pytest.raises(UsageError, match="--diff: given beside --why"):
+        inspect_sharding(json.dumps(LLAMA), why=TENSOR, diff="gpt2")
