@@ -97,7 +97,11 @@ def _gpu(matmul: Range, time: Range = _UNFITTED) -> Speeds:
     )
 
 
-def _tpu(time: Range = _UNFITTED) -> Speeds:
+_PCIE = Range(8e9, 12e9, 16e9, "assumed: three quarters of the 16 GB/s that links to hosts have")
+_PCIE_V6E = Range(16e9, 24e9, 32e9, "assumed: three quarters of the 32 GB/s that links to hosts have")
+
+
+def _tpu(host: Range, time: Range = _UNFITTED) -> Speeds:
     return Speeds(
         matmul=Range(0.80, 0.91, 0.95, "measured, S"),
         attention=Range(0.3, 0.5, 0.7, "assumed"),
@@ -105,7 +109,7 @@ def _tpu(time: Range = _UNFITTED) -> Speeds:
         memory=Range(0.7, 0.85, 0.92, "measured, S"),
         link=Range(0.7, 0.85, 0.95, "assumed"),
         network=Range(0.5, 0.7, 0.9, "assumed"),
-        host=Range(8e9, 14e9, 25e9, "assumed"),
+        host=host,
         kernel=Range(2e-6, 1e-6, 0.3e-6, "assumed"),
         collective=Range(10e-6, 4e-6, 1e-6, "assumed"),
         time=time,
@@ -117,10 +121,10 @@ SPEEDS: Mapping[str, Speeds] = {
     "h100": _gpu(Range(0.58, 0.70, 0.80, "measured, B"), _H100),
     "h200": _gpu(Range(0.60, 0.72, 0.80, "measured, B")),
     "b200": _gpu(Range(0.58, 0.70, 0.78, "measured, B")),
-    "v5e": _tpu(),
-    "v5p": _tpu(),
-    "v6e": _tpu(),
-    "tpu7x": _tpu(),
+    "v5e": _tpu(_PCIE),
+    "v5p": _tpu(_PCIE),
+    "v6e": _tpu(_PCIE_V6E),
+    "tpu7x": _tpu(_PCIE_V6E),
 }
 """By the name of the chip."""
 

@@ -17,8 +17,6 @@ from redco_cli.sharding.plan import AXES, Collective
 from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.program.flops import Products
 
-FORWARD_AND_BACKWARD, RECOMPUTED = 3, 1
-"""Matrix products of a step, in forward passes: each has two products in the backward pass."""
 ATTENTION_BACKWARD = 2.5
 """Of flash attention: five products in the backward pass for two in the forward one."""
 TOUCHED, TOUCHED_AGAIN = 16, 4
@@ -31,22 +29,23 @@ SLOWER, FASTER = 1.3, 0.8
 _HALF = ("bfloat16", "float16")
 
 
-def planned_events(option: Option, products: Products, target: Target) -> tuple[Event, ...]:
+def planned_events(option: Option, products: Products, passes: float, target: Target) -> tuple[Event, ...]:
     """What a way to run a workload does in a step, on one device.
 
     Args:
         option: the way.
         products: of the forward pass over the global batch, on all devices together.
+        passes: how many times these a step has, without what is recomputed: three where all parameters are trained.
         target: the devices.
     """
     again = option.workload.remat == "full"
     dtype = option.workload.dtype
-    forward = FORWARD_AND_BACKWARD + (RECOMPUTED if again else 0)
+    every = passes + (1 if again else 0)
     count = target.devices
     plain, attention = (products.flops - products.attention) // count, products.attention // count
     touched = (TOUCHED + (TOUCHED_AGAIN if again else 0)) * products.written // count + _updated(option)
     product_dtype = "tensorfloat32" if dtype == "float32" else dtype
-    work: list[Event] = [Work("matmul", forward * plain, product_dtype, 0), Work("memory", 0, "", touched)]
+    work: list[Event] = [Work("matmul", int(every * plain), product_dtype, 0), Work("memory", 0, "", touched)]
     if attention:
         work.append(Work("attention", (2 if again else 1) * attention, dtype, 0))
         work.append(Work("attention backward", int(ATTENTION_BACKWARD * attention), dtype, 0))

@@ -48,7 +48,7 @@ def compiled_speed(
 
 def planned_speed(option: Option, target: Target, products: Products, price: float | None) -> Speed:
     """The speed of a step that was not compiled; see `compiled_speed`."""
-    events = planned_events(option, products, target)
+    events = planned_events(option, products, _passes(option.workload), target)
     found = step_time(events, target)
     wider = StepTime(found.low * FASTER, found.typical, found.high * SLOWER, found.terms, found.hidden)
     return _speed("plan", wider, events, option, target, products, price)

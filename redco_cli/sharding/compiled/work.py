@@ -88,6 +88,8 @@ def _library(computation: Computation, instruction: Instruction, moved: int, cyc
         return Work(
             "attention backward" if is_backward else "attention", flops, _dtype(instruction.type), moved, cycles
         )
+    if target == "tpu_custom_call" and _ATTENTION.search(instruction.name):
+        return _flash_of_a_tpu(computation, instruction, moved, cycles)
     gemm = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', attributes)
     if gemm:
         dtype, left = _array(computation[instruction.operands[0]].type)
@@ -102,10 +104,32 @@ def _library(computation: Computation, instruction: Instruction, moved: int, cyc
     return Work("memory", 0, "", 0 if is_free else moved, cycles, opaque=not is_free)
 
 
+def _flash_of_a_tpu(computation: Computation, instruction: Instruction, moved: int, cycles: int) -> Work:
+    """A Pallas kernel of flash attention, on [..., heads, length, head_dim] with the queries first.
+
+    Which blocks of scores it leaves out stands in an array of their numbers, whose values no program says: where there
+    is one, it is taken to be that of a causal mask, which leaves (n + 1) / 2n of the blocks.
+    """
+    types = [_array(computation[name].type) for name in instruction.operands if name in computation]
+    wide = [dims for element, dims in types if element in ("bf16", "f16", "f32") and len(dims) >= 3]
+    if len(wide) < 2:
+        return Work("memory", 0, "", moved, cycles, opaque=True)
+    queries, keys = wide[:2]
+    blocks = next((dims[-1] for element, dims in types if element in ("s8", "s32") and len(dims) == 3), None)
+    is_backward = re.search(r"dkv|dq|bwd|backward", instruction.name) is not None
+    products = _PRODUCTS_BACKWARD if is_backward else _PRODUCTS_FORWARD
+    flops = 2 * products * math.prod(queries) * keys[-2]
+    if blocks is not None:
+        flops = flops * (blocks + 1) // (2 * blocks)
+    kind: Kind = "attention backward" if is_backward else "attention"
+    return Work(kind, flops, "bfloat16", moved, cycles)
+
+
 def _products(module: HloModule, computation: Computation, instruction: Instruction) -> Iterator[tuple[int, str]]:
     """Operations of each matrix product in an instruction, with the dtype of what it multiplies."""
     if instruction.opcode in ("dot", "convolution"):
-        (name, left), (_, right) = (_array(computation[one].type) for one in instruction.operands[:2])
+        (name, left), (other, right) = (_array(computation[one].type) for one in instruction.operands[:2])
+        name = other if name == "pred" else name  # a choice by zeros and ones
         result = _array(instruction.type)[1]
         if instruction.opcode == "dot":
             dims = re.search(r"lhs_contracting_dims=\{([^}]*)\}", instruction.attributes)

@@ -141,6 +141,24 @@ def test_what_stays_in_the_fast_memory_of_a_tpu_costs_nothing():
     assert found(STACKED, "kept") == Work("memory", 0, "", 8 * 128 * 2)
 
 
+FLASH = """ENTRY %main (q: bf16[3,32,8192,128], k: bf16[3,8,8192,128], blocks: s8[1,4,4]) -> bf16[3,32,8192,128] {
+  %q = bf16[3,32,8192,128]{3,2,1,0} parameter(0)
+  %k = bf16[3,8,8192,128]{3,2,1,0} parameter(1)
+  %blocks = s8[1,4,4]{2,1,0} parameter(2)
+  ROOT %splash_mha_KIND.5 = bf16[3,32,8192,128]{3,2,1,0} custom-call(%blocks, %q, %k, %k), \
+custom_call_target="tpu_custom_call"
+}
+"""
+
+
+@pytest.mark.parametrize(("kind", "products"), [("fwd_residuals", 2), ("dkv_no_residuals", 5)])
+def test_flash_attention_of_a_tpu_leaves_out_masked_blocks(kind, products):
+    """Of 4 x 4 blocks of scores, a causal mask leaves 10."""
+    work = found(FLASH.replace("KIND", kind), f"splash_mha_{kind}.5")
+    assert (work.kind, work.opaque) == ("attention" if products == 2 else "attention backward", False)
+    assert work.flops == 2 * products * 3 * 32 * 8192 * 8192 * 128 * 10 // 16
+
+
 def test_a_kernel_of_a_library_that_nobody_knows_is_opaque():
     text = (
         ATTENTION.replace("__cudnn$fmhaSoftmax", "my_kernel")
