@@ -29,8 +29,8 @@ def show_comparison(comparison: Document, console: Console) -> None:
         console: where to.
     """
     say(console, ("compared: ", "bold"), f"{comparison['second']}, beside {comparison['first']}")
-    for label, fits in zip(("second", "first"), reversed(comparison["fits"]), strict=True):
-        if fits is False:
+    for label in ("second", "first"):
+        if comparison[f"{label}_fits"] is False:
             say(console, f"{comparison[label]} does not fit, and has no step time")
     say(console)
     for key, (title, written) in _TITLES.items():

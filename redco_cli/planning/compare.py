@@ -21,7 +21,8 @@ def compare(first: Report, second: Report) -> Comparison:
     return Comparison(
         first=_label(first),
         second=_label(second),
-        fits=(first.fits, second.fits),
+        first_fits=first.fits,
+        second_fits=second.fits,
         seconds=_differences(*times) if all(times) else (),
         memory=_differences(dataclasses.asdict(first.memory), dataclasses.asdict(second.memory)),
         traffic=_differences(_traffic(first), _traffic(second)),
@@ -47,6 +48,6 @@ def _traffic(report: Report) -> Mapping[str, float]:
 
 def _differences(first: Mapping[str, float], second: Mapping[str, float]) -> tuple[Difference, ...]:
     """Each figure, the largest difference first, and their sum."""
-    found = [Difference(name, first.get(name, 0), second.get(name, 0)) for name in {**first, **second}]
+    found = [Difference(name, float(first.get(name, 0)), float(second.get(name, 0))) for name in {**first, **second}]
     found.sort(key=lambda one: -abs(one.second - one.first))
-    return (*found, Difference(TOTAL, sum(first.values()), sum(second.values())))
+    return (*found, Difference(TOTAL, float(sum(first.values())), float(sum(second.values()))))

@@ -119,7 +119,8 @@ class Comparison:
     Attributes:
         first: the model and mesh that is reported.
         second: those of the other.
-        fits: whether each fits; None where that is not known.
+        first_fits: whether it fits; None where that is not known.
+        second_fits: likewise the other.
         seconds: of a step, by what they are spent on, the total last; empty where either has no step time.
         memory: bytes on one device by kind, the total last.
         traffic: bytes of one device in a step by collective and mesh axis, the total last.
@@ -127,7 +128,8 @@ class Comparison:
 
     first: str
     second: str
-    fits: tuple[bool | None, bool | None]
+    first_fits: bool | None
+    second_fits: bool | None
     seconds: tuple[Difference, ...]
     memory: tuple[Difference, ...]
     traffic: tuple[Difference, ...]
@@ -181,7 +183,7 @@ class Report:
     warnings: tuple[str, ...]
     compiled: Compiled | None
     speed: Speed | None
-    comparison: Comparison | None = None
+    comparison: Comparison | None
 
 
 def build_report(
@@ -242,6 +244,7 @@ def build_report(
         warnings=plan.warnings,
         compiled=compiled,
         speed=speed,
+        comparison=None,
     )
 
 

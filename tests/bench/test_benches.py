@@ -11,6 +11,7 @@ BENCHES = Path(__file__).resolve().parent
 SMALL = {
     "overhead.py": (["--steps", "2", "--rounds", "1", "--recipe", "digits"], "median of 1 rounds"),
     "save.py": (["--width", "64", "--layers", "1", "--batch", "8", "--rounds", "2", "--steps", "2"], "of an interval"),
+    "seconds.py": (["26"], "1 of 1 rows have a time"),
     "step.py": (["--rounds", "1", "--set", "num_hidden_layers=1", "vocab_size=64"], "losses agree"),
     "traffic.py": (["--only", "mlp-residual", "--mesh", "data2xtensor4"], "1 cases"),
 }

@@ -88,7 +88,7 @@ def _speed(
         peak=most,
         mfu=flops / (found.typical * target.devices * most),
         formula=formula,
-        price=price,
+        price=None if price is None else float(price),
         cost_of_a_billion_tokens=None if cost is None or per_step is None else cost * 1e9 / per_step,
         cost_of_a_run=None if cost is None or workload.steps is None else cost * workload.steps,
         steps=workload.steps,

@@ -11,7 +11,8 @@ from redco_cli.console.comparison import show_comparison
 from redco_cli.console.speed import show_speed
 from redco_cli.errors import UsageError
 from redco_cli.planning.inspect import inspect, inspect_sharding
-from redco_cli.planning.report import as_json
+from redco_cli.planning.report import as_json, report_schema
+from tests.planning.test_report import check
 from tests.projects import LLAMA
 
 STEP = {"batch_size": 16, "seq_length": 32}
@@ -73,7 +74,7 @@ def test_another_mesh_is_compared_term_by_term():
     document = inspect_sharding(json.dumps(LLAMA), mesh=FSDP, why=TENSOR, **asked)
     found, other = document["comparison"], inspect(json.dumps(LLAMA), mesh=TENSOR, **asked)
     assert found["second"].endswith("data=1,fsdp=4,tensor=2")
-    assert found["fits"] == [True, True]
+    assert (found["first_fits"], found["second_fits"]) == (True, True)
     total = found["seconds"][-1]
     assert (total["first"], total["second"]) == (document["speed"]["step"], pytest.approx(other.speed.step))
     assert sum(one["second"] for one in found["seconds"][:-1]) == pytest.approx(other.speed.step)
@@ -82,6 +83,7 @@ def test_another_mesh_is_compared_term_by_term():
         "first": sum(document["memory"].values()),
         "second": other.memory.total,
     }
+    check(document, report_schema(), report_schema()["$defs"])
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
     show_comparison(found, console)
     assert "all-reduce over tensor" in console.file.getvalue()
