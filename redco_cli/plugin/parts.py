@@ -33,6 +33,8 @@ from redco_cli.plugin.chat.shapes import Text as Text
 from redco_cli.plugin.chat.shapes import recognise as recognise
 from redco_cli.plugin.chat.shapes import refuse_conversation as refuse_conversation
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Loss, Params
+from redco_cli.plugin.pictures import image_grid as image_grid
+from redco_cli.plugin.pictures import picture as picture
 from redco_cli.plugin.rows import check_kind as check_kind
 from redco_cli.plugin.rows import column as column
 from redco_cli.plugin.rows import cut as cut
@@ -98,9 +100,7 @@ def stack_rows(ctx: Context, rows: Sequence[Mapping[str, Any]]) -> dict[str, NDA
             problem = (
                 f"stack_rows got {', '.join(row)} beside {', '.join(rows[0])}: rows have input_ids, and fields alike"
             )
-            remedy = (
-                "return the same fields for every example; with a collate_fn from builtin(), take its encode_fn too"
-            )
+            remedy = "return the same fields for every example; of builtin(), take encode_fn too with collate_fn"
             raise PluginError("collate_fn", problem, remedy)
     batch: dict[str, NDArray[Any]] = {}
     for name in rows[0]:
