@@ -11,6 +11,7 @@ CUBE = "{data: 2, fsdp: 2, tensor: 2}"
 STEPS = 20
 SHORT = {
     "vae": [],
+    "contrastive": ["plugin.options.train_examples=3000"],
 }
 """Recipe to what makes twenty steps of it short."""
 FEW = [f"train.steps={STEPS}", "logging.every=1", "logging.plot=false"]

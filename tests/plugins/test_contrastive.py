@@ -1,0 +1,72 @@
+"""Two towers: a loss over the whole batch, recall, and texts that training has never seen."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from redco_cli.errors import RedcoError
+from redco_cli.plugin.parts import builtin
+from redco_cli.run import train, validate
+
+contrastive = builtin("contrastive")
+
+
+class Vectors:
+    """Towers whose vectors are their parameters."""
+
+    def __call__(self, params, images, words):
+        return *params, 5.0
+
+
+def test_the_loss_is_the_mean_of_both_directions(context):
+    draw = np.random.default_rng(0)
+    images, texts = draw.normal(size=(2, 4, 3)).astype(np.float32)
+    ctx = context("contrastive", model=Vectors())
+    words = np.arange(12).reshape(4, 3)
+    loss = jax.jit(lambda *params: contrastive.loss_fn(ctx, params, {"images": 0, "words": words}, None, True))
+    logits = torch.tensor(5 * images @ texts.T)
+    both = [torch.nn.functional.cross_entropy(one, torch.arange(4)) for one in (logits, logits.T)]
+    assert float(loss(images, texts)) == pytest.approx(float(sum(both)) / 2, rel=1e-5)
+
+
+def test_texts_that_are_equal_count_alike(context):
+    """Two images of one text: whichever of the two is told is right."""
+    ctx = context("contrastive", model=Vectors())
+    images = np.eye(3, dtype=np.float32)[[0, 0, 1]] * 100
+    words = np.array([[1], [1], [2]])
+    loss = jax.jit(lambda *params: contrastive.loss_fn(ctx, params, {"images": 0, "words": words}, None, True))
+    assert float(loss(images, images / 100)) == pytest.approx(2 / 3 * np.log(2), rel=1e-5)
+
+
+def test_what_is_held_out_has_other_texts_and_other_digits(context):
+    ctx = context("contrastive", train_examples=300)
+    seen, held = (contrastive.load_examples(ctx, split) for split in ("train", "eval"))
+    assert (len(seen), len(held)) == (300, 100)
+    assert len({one["text"] for one in held}) == 100
+    assert not {one["text"] for one in held} & {one["text"] for one in seen}
+    assert held[0]["image"].shape == (8, 24, 1)
+    batch = contrastive.collate_fn(ctx, held[:2])
+    said = [" ".join(contrastive.WORDS[number] for number in row) for row in batch["words"]]
+    assert said == [one["text"] for one in held[:2]]
+
+
+def test_recall_is_that_of_the_nearest(context):
+    predictions = [{"image": [1.0, 0.0], "text": [0.6, 0.8]}, {"image": [0.0, 1.0], "text": [0.0, 1.0]}]
+    found = contrastive.metric_fn(context("contrastive"), [{}, {}], predictions)
+    assert found == {"recall_image_to_text": 1.0, "recall_text_to_image": 0.5}
+
+
+def test_micro_batches_are_refused_by_name(tmp_path):
+    with pytest.raises(RedcoError, match=r"train.micro_batch_size.*whole_batch"):
+        validate("contrastive", ["train.micro_batch_size=16", "mesh.data=1", f"output_dir={tmp_path}"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_images_find_texts_that_nobody_has_seen(seed, tmp_path):
+    result = train("contrastive", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
+    values = result.evaluations[-1][1]
+    assert values["recall_image_to_text"] >= 0.8
+    assert values["recall_text_to_image"] >= 0.8
