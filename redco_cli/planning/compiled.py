@@ -102,12 +102,10 @@ def read_step(compiled: jax.stages.Compiled, mesh: Mapping[str, int], seconds: f
         Collective(one.kind, "+".join(one.axes), one.source or one.shape, one.count, one.count * one.bytes)
         for one in found
     )
-    kernels, in_order = (
-        compiled_kernels(text),
-        "is_scheduled=true" in text.partition("\n")[0] and not _is_of_cpu(compiled),
-    )
+    kernels, platform = compiled_kernels(text), _platform(compiled)
+    in_order = "is_scheduled=true" in text.partition("\n")[0] and platform != "cpu"  # whose schedule overlaps nothing
     return Compiled(
-        memory=None if analysis is None else int(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes),
+        memory=None if analysis is None else _bytes_at_worst(analysis, platform),
         collectives=moved,
         seconds=seconds,
         overlapped=_overlapped(found) if in_order else None,
@@ -120,10 +118,20 @@ def read_step(compiled: jax.stages.Compiled, mesh: Mapping[str, int], seconds: f
     )
 
 
-def _is_of_cpu(compiled: jax.stages.Compiled) -> bool:
-    """What runs there has no schedule that would say what overlaps."""
+def _platform(compiled: jax.stages.Compiled) -> str:
     devices = jax.tree.leaves(compiled.output_shardings)[0].device_set
-    return bool(next(iter(devices)).platform == "cpu")
+    return str(next(iter(devices)).platform)
+
+
+def _bytes_at_worst(analysis: Any, platform: str) -> int:
+    """Of a device's memory. A TPU's temporaries are a sum of arrays of which some take the place of others.
+
+    Llama-3.1-8B on v6e, 24 rows of 8,192 tokens over 8 devices: 38.4 GiB of arguments and temporaries in a program that
+    the compiler accepts for 31.25 GiB. What it compares with that is the peak.
+    """
+    if platform == "tpu" and analysis.peak_memory_in_bytes:
+        return int(analysis.peak_memory_in_bytes)
+    return int(analysis.argument_size_in_bytes + analysis.temp_size_in_bytes)
 
 
 def _overlapped(found: Sequence[CompiledCollective]) -> float | None:

@@ -41,6 +41,11 @@ def batch_sharded(count: int) -> Iterator[BatchShards]:
         _BATCH_SHARDS.reset(token)
 
 
+def is_batch_sharded() -> bool:
+    """Whether anybody has said so of what is traced now."""
+    return _BATCH_SHARDS.get() is not None
+
+
 def partial_sums(examples: int) -> int:
     """How many groups of neighbouring examples to sum apart in a loop: one per shard, where that divides `examples`.
 

@@ -84,6 +84,7 @@ class TensorSplit:
 
 _NOTHING: Mapping[str, TensorSplit] = MappingProxyType({})
 _SPLITS: ContextVar[Mapping[str, TensorSplit]] = ContextVar("tensor_splits", default=_NOTHING)
+_MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
 @contextlib.contextmanager
@@ -96,11 +97,12 @@ def split_as(plan: Plan, mesh: Mesh) -> Iterator[None]:
         for dim, axes in enumerate(row.gathered)
         if axes in (TENSOR, (TENSOR,)) and ways > 1 and row.shape[dim] % ways == 0
     }
-    token = _SPLITS.set(found)
+    token, outer = _SPLITS.set(found), _MESH.set(mesh)
     try:
         yield
     finally:
         _SPLITS.reset(token)
+        _MESH.reset(outer)
 
 
 def tensor_split(path: str) -> TensorSplit | None:
@@ -110,3 +112,8 @@ def tensor_split(path: str) -> TensorSplit | None:
         path: of the parameter in the plan.
     """
     return _SPLITS.get().get(path)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh that what is traced now is for; None where nobody has said."""
+    return _MESH.get()

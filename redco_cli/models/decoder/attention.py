@@ -18,12 +18,13 @@ from jax.ad_checkpoint import checkpoint_name
 from redco_cli.models.decoder.cache import KVCache
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import Dense, Norm, output_std
-from redco_cli.models.decoder.masks import AttentionContext, LayerTraits
+from redco_cli.models.decoder.masks import NO_WINDOW, AttentionContext, LayerTraits
 from redco_cli.models.decoder.positions import rotate
+from redco_cli.models.kernels import splash
 
 Array = Any
-Kernel = Literal["plain", "xla", "cudnn"]
-"""`plain` is ours; the others are what `jax.nn.dot_product_attention` calls so."""
+Kernel = Literal["plain", "xla", "cudnn", "splash"]
+"""`plain` is ours, `splash` JAX's for TPUs; the others are what `jax.nn.dot_product_attention` calls so."""
 
 _MASKED = float(np.finfo(np.float32).min)  # finite: a row that sees nothing is still no NaN
 _SMALLEST_BLOCK, _MOST_BLOCKS = 64, 8
@@ -64,6 +65,8 @@ class Attention(nn.Module):  # type: ignore[misc]
             layer = replace(layer, sinks=self.param("sinks", nn.initializers.normal(c.initializer_range), (c.heads,)))
         if cache is not None and cache.capacity:
             mixed = self._attend_from_cache(q, k, v, cache, layer, context)
+        elif self.kernel == "splash" and self._can_splash(q, context):
+            mixed = self._attend_by_splash(q, k, v, layer, context)
         else:
             fused = self._can_fuse(q.shape[1])
             attend = self._attend_fused if fused else self._attend_in_blocks
@@ -84,12 +87,28 @@ class Attention(nn.Module):  # type: ignore[misc]
         """Whether the kernel computes what the config says; cuDNN's has no gradient for odd lengths and a mask."""
         c = self.config
         plain = c.attention_softcap is None and not c.attention_sinks and not (self.train and c.attention_dropout)
-        return self.kernel != "plain" and plain and (self.kernel != "cudnn" or length % 2 == 0)
+        return self.kernel in ("xla", "cudnn") and plain and (self.kernel != "cudnn" or length % 2 == 0)
+
+    def _can_splash(self, q: Array, context: AttentionContext) -> bool:
+        drops = self.train and self.config.attention_dropout
+        return context.bias is None and not drops and splash.can_attend(*q.shape[:2])
+
+    def _attend_by_splash(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
+        """What `_attend_in_blocks` returns, without repeated keys and values. Windows that differ are a `switch`."""
+        c = self.config
+        scale = c.attention_scale * (layer.scale if c.layer_scales else 1.0)
+        q = (q.astype(jnp.float32) * scale).astype(q.dtype)
+        windows = sorted(set(c.windows), key=lambda window: window or 0)
+        kinds = [partial(splash.attend, window=window, softcap=c.attention_softcap) for window in windows]
+        given = (q, k, v, context.segments, layer.sinks)
+        sizes = jnp.asarray([NO_WINDOW if window is None else window for window in windows], jnp.int32)
+        mixed: Array = jax.lax.switch(jnp.argmax(sizes == layer.window), kinds, *given)
+        return mixed
 
     def _attend_fused(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
         """What `_attend_in_blocks` returns, by JAX's function, told of the order and the window where it can be."""
         c = self.config
-        assert self.kernel != "plain"
+        assert self.kernel in ("xla", "cudnn")
         q = q * layer.scale.astype(q.dtype) if c.layer_scales else q
         window, *others = {c.windows[0], *c.windows}
         told = not others

@@ -17,7 +17,7 @@ from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.positions import alibi_bias, rotary_angles
 
 Array = Any
-_NO_WINDOW = _NEVER_SEEN = np.iinfo(np.int32).max
+NO_WINDOW = _NEVER_SEEN = np.iinfo(np.int32).max
 
 
 @jax.tree_util.register_dataclass
@@ -32,6 +32,8 @@ class AttentionContext:
         bias: float32, broadcasts to [B, H, Q, K]; None for none.
         cos: rotary cosines of each kind of rope [R, B, Q, P]; None without rotary positions.
         sin: likewise.
+        segments: what `mask` says of queries that are the keys too, by numbers: a token sees those with its own
+            [B, Q], int32; None for all.
     """
 
     queries: Array
@@ -40,6 +42,7 @@ class AttentionContext:
     bias: Array | None
     cos: Array | None
     sin: Array | None
+    segments: Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -84,7 +87,7 @@ def texts_by_position(position_ids: Array) -> Array | None:
 
 def layer_traits(config: DecoderConfig) -> LayerTraits:
     """What tells the layers apart, as arrays [L]."""
-    windows = [_NO_WINDOW if window is None else window for window in config.windows]
+    windows = [NO_WINDOW if window is None else window for window in config.windows]
     ropes = [len(config.ropes) if rope is None else rope for rope in config.layer_ropes or [0] * config.layers]
     scales = config.layer_scales or [1.0] * config.layers
     return LayerTraits(jnp.asarray(windows, jnp.int32), jnp.asarray(ropes, jnp.int32), jnp.asarray(scales, jnp.float32))
@@ -119,6 +122,7 @@ def attention_context(
     if segment_ids is not None:
         same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
         seen = same if seen is None else seen & same
+    segments = None if slots is not queries else _segments(attention_mask, segment_ids, queries)
     if config.alibi:
         counted = None if attention_mask is None else (jnp.cumsum(attention_mask, axis=1) - 1) * attention_mask
         standing = slots[None] if counted is None else _at(counted, slots, queries)
@@ -126,14 +130,22 @@ def attention_context(
         bias = alibi_bias(standing, config.heads, rounded=config.alibi_rounded)
         bias = bias * config.attention_scale if config.alibi_rounded else bias
     if not config.ropes:
-        return AttentionContext(queries, keys, seen, bias, None, None)
+        return AttentionContext(queries, keys, seen, bias, None, None, segments)
     # Where texts share a row its length counts, so that none depends on how long its neighbours are.
     length = jnp.max(positions) + 1 if segment_ids is None else jnp.int32(positions.shape[-1])
     angles = [rotary_angles(rope, positions, length) for rope in config.ropes]
     if None in config.layer_ropes:
         angles.append((jnp.ones_like(angles[0][0]), jnp.zeros_like(angles[0][1])))
     cos, sin = (jnp.stack(kinds) for kinds in zip(*angles, strict=True))
-    return AttentionContext(queries, keys, seen, bias, cos, sin)
+    return AttentionContext(queries, keys, seen, bias, cos, sin, segments)
+
+
+def _segments(attention_mask: Array | None, segment_ids: Array | None, queries: Array) -> Array | None:
+    """Numbers [B, S] that padding has for itself, so that no row of the mask is empty."""
+    if attention_mask is None:
+        return None if segment_ids is None else segment_ids.astype(jnp.int32)
+    real = _at(attention_mask, queries, queries).astype(bool)
+    return jnp.where(real, 0 if segment_ids is None else segment_ids, -1).astype(jnp.int32)
 
 
 def _at(array: Array, slots: Array, queries: Array) -> Array:

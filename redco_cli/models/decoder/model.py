@@ -282,11 +282,11 @@ def build_decoder(
         generation_config: kept for generation.
         where: the place in the recipe, for errors.
         remat: what the backward pass recomputes.
-        kernel: which code computes attention; default: cuDNN where JAX runs on an NVIDIA GPU and it can, else ours.
+        kernel: which code computes attention; default: cuDNN's on NVIDIA GPUs where it can, splash on TPUs, else ours.
         unroll: how many layers the loop over layers has in its body.
         layer_params: see `Decoder`.
     """
-    used = kernel or ("cudnn" if _cudnn_can(decoder, dtype) else "plain")
+    used = kernel or ("splash" if current_platform() == "tpu" else "cudnn" if _cudnn_can(decoder, dtype) else "plain")
     module = Decoder(
         decoder, dtype=jnp.dtype(dtype), remat=remat, kernel=used, unroll=unroll, layer_params=layer_params
     )

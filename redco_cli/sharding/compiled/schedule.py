@@ -17,6 +17,7 @@ from redco_cli.sharding.compiled.hlo import Computation, HloModule, Instruction,
 SCATTERED = "all-reduce-scatter"
 _WORK = ("dot", "convolution")
 _LIBRARIES = re.compile(r'custom_call_target="([^"]*)"')
+_PALLAS = "tpu_custom_call"
 _ATTENTION = re.compile(r"fmha|flash|splash|attention", re.IGNORECASE)
 _MATMUL = re.compile(r"gemm|matmul|cublas|triton|convolution", re.IGNORECASE)
 NO_KERNEL = (
@@ -115,7 +116,7 @@ def compiled_kernels(text: str) -> Kernels:
     written: dict[tuple[str, str], Written] = {}
     for one, times in _run(module, module.entry, 1):
         launches += times
-        for name in _LIBRARIES.findall(one.attributes) if one.opcode == "custom-call" else ():
+        for name in _of_libraries(one):
             libraries[name] = libraries.get(name, 0) + times
         for array in () if _is_in_place(module, one) else re.findall(r"\b[a-z]\w*\[[\d,]*\]", one.type):
             known = written.get((array, one.source))
@@ -123,6 +124,14 @@ def compiled_kernels(text: str) -> Kernels:
             written[array, one.source] = Written(array, size_in_bytes(array), before + times, one.source)
     largest = sorted(written.values(), key=lambda one: -one.bytes)[:_LARGEST]
     return Kernels(launches, dict(sorted(libraries.items())), tuple(largest))
+
+
+def _of_libraries(instruction: Instruction) -> list[str]:
+    """The kernel that an instruction calls, if any; those of Pallas have one target, and are told by its name."""
+    if instruction.opcode != "custom-call":
+        return []
+    names: list[str] = _LIBRARIES.findall(instruction.attributes)
+    return [instruction.name.rpartition(".")[0] or instruction.name if name == _PALLAS else name for name in names]
 
 
 def _run(module: HloModule, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
@@ -151,6 +160,6 @@ def _is_work(module: HloModule, instruction: Instruction) -> bool:
     if instruction.opcode in _WORK:
         return True
     if instruction.opcode == "custom-call":
-        return any(_ATTENTION.search(one) or _MATMUL.search(one) for one in _LIBRARIES.findall(instruction.attributes))
+        return any(_ATTENTION.search(one) or _MATMUL.search(one) for one in _of_libraries(instruction))
     called = [*instruction.called(), *(instruction.called("body") if instruction.opcode == "while" else ())]
     return any(_is_work(module, one) for name in called for one in module.computations.get(name, {}).values())

@@ -7,6 +7,7 @@ a plain function of the same operands means, its reference form, which is traced
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,7 +24,8 @@ def register_reference(name: str, reference: Callable[..., Any]) -> None:
     Args:
         name: of the primitive, of the target of an FFI call, of the Pallas kernel, or of the `jax.jit` function around
             the kernel, as `jax.make_jaxpr` prints it.
-        reference: takes the operands of that equation, and returns its results. It is traced, never run.
+        reference: takes the operands of that equation, and returns its results, or `NotImplemented` where they are not
+            those of the kernel. It is traced, never run.
 
     Example:
         >>> import jax
@@ -41,7 +43,8 @@ def reference_jaxpr(equation: Any) -> Any | None:
     for name in _names(equation):
         if name in _REFERENCES:
             shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
-            return jax.make_jaxpr(partial(_results, _REFERENCES[name]))(*shapes)
+            with contextlib.suppress(NotImplementedError):
+                return jax.make_jaxpr(partial(_results, _REFERENCES[name]))(*shapes)
     if equation.primitive.name in ("dot_product_attention_fwd_wrapper", "dot_product_attention_fwd"):
         shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
         return jax.make_jaxpr(partial(_cudnn_attention, equation))(*shapes)
@@ -49,7 +52,10 @@ def reference_jaxpr(equation: Any) -> Any | None:
 
 
 def _results(reference: Callable[..., Any], *operands: Any) -> list[Any]:
-    return jax.tree.leaves(reference(*operands))
+    results = reference(*operands)
+    if results is NotImplemented:
+        raise NotImplementedError
+    return jax.tree.leaves(results)
 
 
 def _names(equation: Any) -> list[str]:

@@ -78,6 +78,20 @@ ENTRY %main (p: bf16[64,64], q: bf16[16,64]) -> bf16[16,64] {
   ROOT %fusion.3 = bf16[16,64]{1,0} fusion(%async-collective-done.1), kind=kCustom, calls=%all-reduce-scatter.1
 }
 """
+PALLAS = """HloModule step, is_scheduled=true, num_partitions=4
+
+ENTRY %main (p: bf16[64,64], q: bf16[16,64]) -> bf16[64,64] {
+  %p = bf16[64,64]{1,0} parameter(0)
+  %q = bf16[16,64]{1,0} parameter(1)
+  %ag = (bf16[16,64]{1,0}, bf16[64,64]{1,0}) all-gather-start(%q), replica_groups=[1,4]<=[4], dimensions={0}
+  %joined = bf16[64,64]{1,0:T(2,128)(2,1)S(1)} custom-call(%p, %p), custom_call_target="ConcatBitcast"
+  %splash_mha_fwd_segmented_residuals.1 = bf16[64,64]{1,0} custom-call(%p, %joined), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+    "xprof_metadata": "{\\"block_q\\": 512}"
+}}, metadata={op_name="jit(step)/pallas_call"}
+  %gathered = bf16[64,64]{1,0} all-gather-done(%ag)
+  ROOT %sum = bf16[64,64]{1,0} add(%gathered, %splash_mha_fwd_segmented_residuals.1)
+}
+"""  # noqa: E501 - as it is written
 
 
 def test_a_gpu_overlaps_what_lies_between_start_and_done():
@@ -103,3 +117,11 @@ def test_kernels_are_counted_with_their_loops():
     assert kernels.launches == 3 * 5
     assert (kernels.largest[0].shape, kernels.largest[0].times) == ("bf16[64,64]", 3 * 5)
     assert compiled_kernels(TPU).attention == ()
+
+
+def test_a_kernel_of_pallas_is_told_by_its_name():
+    kernels = compiled_kernels(PALLAS)
+    assert kernels.libraries == {"ConcatBitcast": 1, "splash_mha_fwd_segmented_residuals": 1}
+    assert kernels.attention == ("splash_mha_fwd_segmented_residuals",)
+    (one,) = compiled_collectives(PALLAS, MESH)
+    assert one.overlapped
