@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["HF_HUB_OFFLINE"] = "1"
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+if __name__ == "__main__":
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from redco_cli.planning.inspect import inspect_sharding
 

@@ -112,12 +112,11 @@ def _on_one_device(
         q, k, v = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))) for x in (q, k, v))
         segments = None if segments is None else jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
 
-    @partial(jax.jit, inline=False)
     def splash_attention(q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None) -> Array:
         return _blocks(q, k, v, segments, sinks, splash=splash, block=block)
 
     assert splash_attention.__name__ == NAME
-    mixed: Array = splash_attention(q, k, v, segments, sinks)
+    mixed: Array = jax.jit(splash_attention)(q, k, v, segments, sinks)
     return mixed[:, :length] if more else mixed
 
 
@@ -128,7 +127,7 @@ def _blocks(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     length, heads = q.shape[1:3]
-    seen = masks.CausalMask((length, length))
+    seen: Any = masks.CausalMask((length, length))
     if splash.window is not None and splash.window < length:
         seen = masks.LocalMask((length, length), (splash.window - 1, 0), 0)
     sizes = kernels.BlockSizes(
