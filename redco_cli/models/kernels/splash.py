@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from redco_cli.chips.target import current_platform
+from redco_cli.chips.target import current_platform, current_target
 from redco_cli.sharding.batch_shards import is_batch_sharded
 from redco_cli.sharding.plan import BATCH_AXES, TENSOR
 from redco_cli.sharding.program.reference import register_reference
@@ -54,14 +54,15 @@ def can_attend(batch: int, length: int) -> bool:
     """Whether the kernel runs for rows of such a number and length in what is traced now.
 
     Where nobody says for which mesh, as when a user calls a loaded model, several devices may share the arrays, and
-    the plain form is right on all of them.
+    the plain form is right on all of them. A program that is read to be planned runs on none.
     """
     if length < _SHORTEST:
         return False
     mesh = current_mesh()
     if mesh is not None:
         return batch % _ways(mesh) == 0
-    return is_batch_sharded() or current_platform() == "cpu" or jax.device_count() == 1
+    is_read = is_batch_sharded() or current_target() is not None
+    return is_read or current_platform() == "cpu" or jax.device_count() == 1
 
 
 def attend(
