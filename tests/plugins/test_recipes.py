@@ -12,6 +12,7 @@ STEPS = 20
 SHORT = {
     "vae": [],
     "contrastive": ["plugin.options.train_examples=3000"],
+    "meta_learning": ["plugin.options.tasks=3000"],
 }
 """Recipe to what makes twenty steps of it short."""
 FEW = [f"train.steps={STEPS}", "logging.every=1", "logging.plot=false"]
