@@ -189,5 +189,5 @@ def test_rows_are_stacked_with_the_type_of_each_field(context):
         "weights": [[0.5, 2.0, 0.0], [0.0, 0.0, 0.0]],
         "attention_mask": [[1, 1, 0], [1, 0, 0]],
     }
-    with pytest.raises(PluginError, match="take its encode_fn too"):
+    with pytest.raises(PluginError, match="take encode_fn too"):
         parts.stack_rows(ctx, [{"text": "raw"}])
