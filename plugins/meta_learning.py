@@ -36,7 +36,8 @@ class Options:
     Attributes:
         algorithm: how to learn where to begin: `maml`, `first_order`, `reptile` or `joint`.
         inner_steps: of gradient descent on a task, in training.
-        inner_rate: their learning rate, in evaluation too.
+        inner_rate: their learning rate.
+        judged_rate: the learning rate of the steps in evaluation; default: `inner_rate`.
         shots: points of a task to adapt to, and so many again to be judged by.
         width: of the two hidden layers.
         tasks: how many to make for training.
@@ -46,6 +47,7 @@ class Options:
     algorithm: Literal["maml", "first_order", "reptile", "joint"] = "maml"
     inner_steps: int = 1
     inner_rate: float = 0.01
+    judged_rate: float | None = None
     shots: int = 10
     width: int = 40
     tasks: int = 100_000
@@ -86,14 +88,14 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     return {name: np.stack([example[name] for example in examples]) for name in ("x", "y")}
 
 
-def adapted(ctx: Context, params: Params, x: jax.Array, y: jax.Array, steps: int) -> list[Params]:
+def adapted(ctx: Context, params: Params, x: jax.Array, y: jax.Array, steps: int, rate: float) -> list[Params]:
     """The parameters before and after each of some steps of gradient descent on points of one task, [N, 1] each."""
     found = [params]
     for _ in range(steps):
         gradient = jax.grad(lambda params: jnp.mean((ctx.model(params, x) - y) ** 2))(found[-1])
         if ctx.options.algorithm == "first_order":
             gradient = jax.lax.stop_gradient(gradient)
-        found.append(jax.tree.map(lambda p, g: p - ctx.options.inner_rate * g, found[-1], gradient))
+        found.append(jax.tree.map(lambda p, g: p - rate * g, found[-1], gradient))
     return found
 
 
@@ -103,14 +105,14 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
 
     def objective(x: jax.Array, y: jax.Array) -> jax.Array:
         if options.algorithm == "reptile":
-            goal = jax.lax.stop_gradient(adapted(ctx, params, x, y, options.inner_steps)[-1])
+            goal = jax.lax.stop_gradient(adapted(ctx, params, x, y, options.inner_steps, options.inner_rate)[-1])
             return jax.tree.reduce(jnp.add, jax.tree.map(lambda p, g: jnp.sum((p - g) ** 2) / 2, params, goal))
         steps = 0 if options.algorithm == "joint" else options.inner_steps
-        begun = adapted(ctx, params, x[:shots], y[:shots], steps)[-1]
+        begun = adapted(ctx, params, x[:shots], y[:shots], steps, options.inner_rate)[-1]
         return jnp.mean((ctx.model(begun, x[shots:]) - y[shots:]) ** 2)
 
     def errors(x: jax.Array, y: jax.Array) -> list[jax.Array]:
-        begun = adapted(ctx, params, x[:shots], y[:shots], max(JUDGED))
+        begun = adapted(ctx, params, x[:shots], y[:shots], max(JUDGED), options.judged_rate or options.inner_rate)
         return [jnp.mean((ctx.model(begun[step], x[shots:]) - y[shots:]) ** 2) for step in JUDGED]
 
     losses = jax.vmap(objective)(batch["x"], batch["y"])
@@ -121,9 +123,10 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Mapping[str, jax.Array]:
     """The curve of each task [B, 101] before adapting to its first points, and after the most steps."""
+    shots, rate = ctx.options.shots, ctx.options.judged_rate or ctx.options.inner_rate
 
     def curves(x: jax.Array, y: jax.Array) -> list[jax.Array]:
-        begun = adapted(ctx, params, x[: ctx.options.shots], y[: ctx.options.shots], max(JUDGED))
+        begun = adapted(ctx, params, x[:shots], y[:shots], max(JUDGED), rate)
         return [ctx.model(begun[step], GRID)[:, 0] for step in (0, -1)]
 
     return dict(zip(("before", "after"), jax.vmap(curves)(batch["x"], batch["y"]), strict=True))
