@@ -79,3 +79,18 @@ def test_sinusoids_are_known_after_few_steps(seed, tmp_path):
     values = result.evaluations[-1][1]
     assert values["error_after_1"] <= 0.8
     assert values["error_after_10"] <= 0.4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_what_learns_to_adapt_adapts_twice_as_well_as_what_does_not(tmp_path):
+    options = {
+        "joint": "{algorithm: joint, judged_rate: 0.001}",
+        "first_order": "{algorithm: first_order}",
+        "reptile": "{algorithm: reptile, inner_steps: 10}",
+    }
+    found = {}
+    for name, given in options.items():
+        settings = [f"plugin.options={given}", "seed=3", "mesh.data=1", f"output_dir={tmp_path}/{name}"]
+        found[name] = train("meta_learning", settings).evaluations[-1][1]["error_after_10"]
+    assert max(found["first_order"], found["reptile"]) <= found["joint"] / 2, found
