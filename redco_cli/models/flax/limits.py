@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from redco_cli.errors import ModelError
 
-_OFFSET_POSITIONS = frozenset({"roberta", "roberta-prelayernorm", "xlm-roberta"})
+OFFSET_POSITIONS = frozenset({"roberta", "roberta-prelayernorm", "xlm-roberta"})
 """Types whose positions are counted from pad_token_id + 1 in a table of `max_position_embeddings`."""
 
 
@@ -62,7 +62,7 @@ def sequence_limit(config: Any, name: str) -> tuple[int, str] | None:
     if inner is not None:
         return sequence_limit(inner, name)
     limits = {key: getattr(config, key, None) for key in ("max_position_embeddings", "sliding_window")}
-    if config.model_type in _OFFSET_POSITIONS and limits["max_position_embeddings"] is not None:
+    if config.model_type in OFFSET_POSITIONS and limits["max_position_embeddings"] is not None:
         limits["max_position_embeddings"] -= config.pad_token_id + 1
     known = [(value, key) for key, value in limits.items() if value is not None]
     return min(known) if known else None

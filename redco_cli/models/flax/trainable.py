@@ -1,8 +1,9 @@
 """What PyTorch trains of a model and what it does not, kept the same in its Flax class.
 
 The Flax classes train what PyTorch keeps as a buffer (running averages, sinusoidal positions, the bias of the logits),
-and the embedding of the padding token, whose gradient `torch.nn.Embedding(padding_idx=...)` leaves at zero. Where that
-token is one of the text (Pegasus and Marian begin every target with it), this is no small thing.
+and the embedding of the padding token (of its position too, in RoBERTa's kind), whose gradient
+`torch.nn.Embedding(padding_idx=...)` leaves at zero. Where that token is one of the text (Pegasus and Marian begin
+every target with it), this is no small thing.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from redco_cli.models.flax.limits import OFFSET_POSITIONS
 from redco_cli.plugin.contract import Params
 
 _WORDS = frozenset({"shared", "embed_tokens", "word_embeddings"})
 """What the classes call the embedding of tokens."""
+_POSITIONS = "position_embeddings"
+"""What the classes that count positions from the id of padding call their embedding."""
 _WITHOUT_PADDING_ROW = frozenset({"bloom", "clip", "clip_text_model", "gpt2", "gptj", "gpt_neo", "longt5", "mt5", "t5"})
 """Types whose PyTorch class trains the embedding of padding like any other."""
 _PARTS = {"encoder": "encoder", "decoder": "decoder", "text_model": "text_config"}
@@ -47,9 +51,9 @@ def padding_untrained(config: Any) -> contextlib.AbstractContextManager[Any]:
 
     def intercepted(call: Callable[..., Any], args: Any, named: Any, context: Any) -> Any:
         found, module = call(*args, **named), context.module
-        if not isinstance(module, nn.Embed) or context.method_name != "__call__" or module.name not in _WORDS:
+        if not isinstance(module, nn.Embed) or context.method_name != "__call__":
             return found
-        padding = _padding_id(config, module.path)
+        padding = _padding_id(config, module.path, module.name)
         if padding is None:
             return found
         ids = args[0] if args else named["inputs"]
@@ -59,8 +63,10 @@ def padding_untrained(config: Any) -> contextlib.AbstractContextManager[Any]:
     return context
 
 
-def _padding_id(config: Any, path: tuple[str, ...]) -> int | None:
-    """The id of the row that PyTorch leaves alone, in the part of the model that a path leads to."""
+def _padding_id(config: Any, path: tuple[str, ...], name: str | None) -> int | None:
+    """The id of the row that PyTorch leaves alone in an embedding, in the part of the model that a path leads to."""
     part = getattr(config, _PARTS.get(path[0], ""), None) if path else None
     inner = config if part is None else part
+    if name not in _WORDS and (name != _POSITIONS or inner.model_type not in OFFSET_POSITIONS):
+        return None
     return None if inner.model_type in _WITHOUT_PADDING_ROW else inner.pad_token_id

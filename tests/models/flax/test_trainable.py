@@ -47,6 +47,21 @@ def test_the_embedding_of_padding_gets_no_gradient_where_pytorch_gives_none(mode
     np.testing.assert_array_equal(found["positions"]["embedding"][3:5, 0], [2.0, 1.0])
 
 
+class Positions(nn.Module):
+    @nn.compact
+    def __call__(self, ids):
+        return nn.Embed(6, 2, name="position_embeddings")(ids).sum()
+
+
+@pytest.mark.parametrize(("model_type", "row"), [("xlm-roberta", 0.0), ("bert", 2.0)])
+def test_the_position_of_padding_gets_no_gradient_in_the_kind_of_roberta(model_type, row):
+    ids = jnp.array([[3, 4, 3]])
+    params = Positions().init(jax.random.key(0), ids)
+    with padding_untrained(SimpleNamespace(model_type=model_type, pad_token_id=3)):
+        found = jax.grad(lambda params: Positions().apply(params, ids))(params)["params"]
+    np.testing.assert_array_equal(found["position_embeddings"]["embedding"][3:5, 0], [row, 1.0])
+
+
 @pytest.mark.parametrize("model_type", ["marian", "bart"])
 def test_the_bias_of_the_logits_is_frozen(model_type):
     section = ModelSection(config=config_for(model_type, "seq2seq"), task="seq2seq", implementation="hf_flax")
