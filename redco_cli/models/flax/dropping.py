@@ -1,8 +1,9 @@
 """What PyTorch drops at random in training, dropped likewise in the Flax classes: attention, layers, spans of sounds.
 
-The Flax classes of BART's kind never tell their attention that they are trained, nor wav2vec2 its layers; ALBERT's
-drops once more than PyTorch's; dropped layers are drawn once, when the program is traced; SpecAugment is left to the
-caller. Methods are intercepted instead of changed, so that the classes stay those of transformers.
+The Flax classes of BART's kind never tell their attention that they are trained, nor wav2vec2 its layers, nor DINOv2
+the paths it drops; ALBERT's drops once more than PyTorch's; dropped layers are drawn once, when the program is traced;
+SpecAugment is left to the caller. Methods are intercepted instead of changed, so that the classes stay those of
+transformers.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _DEAF_ATTENTION = frozenset(
 )
 """Modules of transformers whose layers do not tell their attention whether they are trained."""
 
-_DEAF_LAYERS = "FlaxWav2Vec2EncoderLayerStableLayerNormCollection"
-"""A module that is not told it, for all of its layers."""
+_DEAF = frozenset({"FlaxWav2Vec2EncoderLayerStableLayerNormCollection", "FlaxDinov2DropPath"})
+"""Modules that are not told it themselves."""
 
 
 def with_layer_drop(config: Any, like: Any = None) -> Any:
@@ -65,7 +66,7 @@ def dropping(config: Any, rng: Any, where: str) -> contextlib.AbstractContextMan
             return call(*args, **named)
         kind, path = type(module).__name__, module.path
         deaf = kind.endswith("Attention") and type(module).__module__ in _DEAF_ATTENTION
-        if deaf or kind == _DEAF_LAYERS:
+        if deaf or kind in _DEAF:
             return call(*args, **{"deterministic": False, **named})
         if isinstance(module, nn.Dropout) and path[-3:-2] == ("albert_layers",):
             return args[0]
