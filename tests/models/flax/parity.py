@@ -109,7 +109,8 @@ def case_inputs(model: Any, model_type: str, task: str, length: int) -> dict[str
             ids = inputs[name]
             ids[ids == text.eos_token_id] = 9
             ids[0, 3] = ids[1, -1] = text.pad_token_id
-            if task == "clip" or (model_type in ("bart", "mbart") and task in _READ_AT_THE_END):
+            ends = task == "clip" and text.eos_token_id is not None
+            if ends or (model_type in ("bart", "mbart") and task in _READ_AT_THE_END):
                 ids[:, 4] = text.eos_token_id
             if model_type == "big_bird" and task == "question_answering":
                 ids[:, 2] = text.sep_token_id % text.vocab_size
