@@ -49,6 +49,7 @@ _IMMATERIAL_OF = {
     "clip_text_model": named("projection_dim"),
     "clip_vision_model": named("projection_dim"),
     "gpt_neo": named("attention_layers classifier_dropout"),
+    "gptj": named("n_positions"),
     "wav2vec2": named("vocab_size"),
     "whisper": named("num_hidden_layers"),
 }

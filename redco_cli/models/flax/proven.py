@@ -122,8 +122,9 @@ def _t5(tied: bool, acts: str, gates: str) -> tuple[Case, ...]:
 _BEIT_SIZES = {"hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 8}
 _IMAGE_SIZES = {**_BEIT_SIZES, "image_size": 24}
 _LLAMA_SIZES = {**_SIZES, **_numbers("intermediate_size 40 num_key_value_heads 1 rms_norm_eps 0.1 pad_token_id 5")}
-_LLAMA_MORE = (*_each("hidden_act", "gelu gelu_new relu"), *_dropouts("attention_dropout"))
+_LLAMA_ACTS = _each("hidden_act", "gelu gelu_new relu")
 _GPT2_SIZES = {"vocab_size": 72, "n_embd": 24, "n_layer": 3, "n_head": 2, "n_inner": 40, "n_positions": 48}
+_GPTJ_SIZES = _numbers("vocab_size 72 n_embd 24 n_layer 3 n_head 2 n_inner 40 rotary_dim 6 layer_norm_epsilon 0.1")
 _GPT2 = (
     Case({**_GPT2_SIZES, "layer_norm_epsilon": 0.1}),
     Case({"tie_word_embeddings": False}),
@@ -131,14 +132,12 @@ _GPT2 = (
     *_dropouts("resid_pdrop embd_pdrop attn_pdrop"),
 )
 _ROBERTA = (*_bert({}, pad=3), _AS_DECODER)
-_RESNET_SIZES = {"embedding_size": 6, "hidden_sizes": [8, 12, 16], "depths": [1, 1, 2], "num_channels": 1}
+_RESNET_SIZES = {"embedding_size": 6, "hidden_sizes": [8, 12, 16], "depths": [1, 1, 2]}
 _CLIP_SIZES = {**_SIZES, "intermediate_size": 40, "layer_norm_eps": 0.1}
 _GPT_NEO_SIZES = _numbers(
     "vocab_size 72 hidden_size 24 num_layers 3 num_heads 2 intermediate_size 40 window_size 3 layer_norm_epsilon 0.1"
 )
-_XGLM_SIZES = _numbers(
-    "vocab_size 72 d_model 24 ffn_dim 40 num_layers 3 attention_heads 2 max_position_embeddings 48 pad_token_id 3"
-)
+_XGLM_SIZES = _numbers("vocab_size 72 d_model 24 ffn_dim 40 num_layers 3 attention_heads 2 max_position_embeddings 48")
 _CONVOLUTIONS = {"conv_dim": [6, 8, 6], "conv_kernel": [8, 3, 2], "conv_stride": [4, 2, 2], "conv_bias": True}
 _WAV2VEC2_SIZES = _numbers(
     """
@@ -160,7 +159,7 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
         Case({"use_absolute_position_embeddings": True, "use_mean_pooling": False, "image_size": 24}),
         Case({"use_relative_position_bias": True, "layer_scale_init_value": 0}),
         Case({"use_shared_relative_position_bias": True}),
-        *_each("hidden_act", _ACTS),
+        *_each("hidden_act", "relu silu"),
         *_dropouts(f"{_BERT_DROPOUTS} drop_path_rate"),
     ),
     "bert": (*_bert({}), _AS_DECODER),
@@ -171,7 +170,7 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
         Case({"sep_token_id": 7}, ("question_answering",)),
     ),
     "blenderbot": _bart(_BART_MORE),
-    "blenderbot-small": _bart(_BART_MORE),
+    "blenderbot-small": _bart(_BART_MORE, acts="relu silu"),
     "bloom": (
         Case({"vocab_size": 72, "hidden_size": 24, "n_layer": 3, "n_head": 2, "layer_norm_epsilon": 0.1}),
         Case({"apply_residual_connection_post_layernorm": True}),
@@ -226,11 +225,11 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
         *_dropouts("embed_dropout attention_dropout resid_dropout"),
     ),
     "gptj": (
-        Case({**_GPT2_SIZES, "rotary_dim": 6, "layer_norm_epsilon": 0.1}),
+        Case(_GPTJ_SIZES),
         *_each("activation_function", "gelu relu silu"),
         *_dropouts("resid_pdrop embd_pdrop attn_pdrop"),
     ),
-    "llama": (Case({**_LLAMA_SIZES, "attention_bias": True}), *_LLAMA_MORE),
+    "llama": (Case({**_LLAMA_SIZES, "attention_bias": True}), *_LLAMA_ACTS, *_dropouts("attention_dropout")),
     "longt5": (
         *_t5(False, "gelu gelu_new", "gated-gelu gated-silu"),
         Case({"local_radius": 3}, length=24),
@@ -238,7 +237,7 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
     ),
     "marian": _bart(_BART_MORE, acts=f"{_ACTS} swish"),
     "mbart": (*_bart(_BART_MORE), *_BART_CLASSIFYING),
-    "mistral": (Case(_LLAMA_SIZES), *_LLAMA_MORE),
+    "mistral": (Case(_LLAMA_SIZES), *_LLAMA_ACTS),
     "mt5": _t5(True, "gelu relu", "relu gated-silu"),
     "opt": (
         Case({**_SIZES, "ffn_dim": 40, "max_position_embeddings": 48, "word_embed_proj_dim": 12, "pad_token_id": 5}),
@@ -251,7 +250,7 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
     "pegasus": _bart(_BART_MORE),
     "regnet": (
         Case({**_RESNET_SIZES, "groups_width": 2}),
-        Case({"layer_type": "x", "downsample_in_first_stage": False}),
+        Case({"downsample_in_first_stage": False}),
         *_each("hidden_act", "gelu silu"),
     ),
     "resnet": (Case({**_RESNET_SIZES, "downsample_in_first_stage": True}), *_each("hidden_act", "gelu silu")),
@@ -262,7 +261,7 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
     "vision-text-dual-encoder": (Case({"projection_dim": 12}),),
     "vit": (
         Case({**_IMAGE_SIZES, "intermediate_size": 40, "layer_norm_eps": 0.1, "num_channels": 1, "qkv_bias": False}),
-        *_each("hidden_act", _ACTS),
+        *_each("hidden_act", "relu silu"),
         *_dropouts(_BERT_DROPOUTS),
         Case({"pooler_act": "relu"}, inside="vision-text-dual-encoder"),
     ),
@@ -283,16 +282,19 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
     "xglm": (
         Case({**_XGLM_SIZES, "scale_embedding": False}),
         Case({"tie_word_embeddings": False}),
-        *_each("activation_function", _ACTS),
+        *_each("activation_function", "relu silu"),
         *_dropouts("dropout attention_dropout activation_dropout layerdrop"),
     ),
     "xlm-roberta": _ROBERTA,
 }
 """Model type to its cases."""
 
+CAUSAL = frozenset({"bart", "big_bird"})
+"""Types that are proven with `is_decoder: true` for causal_lm only, by their cases for all tasks."""
+
 COMPOSED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "encoder-decoder": (("bert", "gpt2"), ("bert", "bert")),
-    "speech-encoder-decoder": (("wav2vec2", "bart"), ("wav2vec2", "mbart")),
+    "speech-encoder-decoder": (("wav2vec2", "bart"),),
     "vision-encoder-decoder": (("vit", "gpt2"), ("vit", "bert")),
     "vision-text-dual-encoder": (("vit", "bert"), ("clip_vision_model", "bert")),
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 from redco_cli.errors import ModelError
 from redco_cli.models.flax.keys import refuse_unproven
-from redco_cli.models.flax.proven import COMPOSED
+from redco_cli.models.flax.proven import CAUSAL, COMPOSED
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,9 @@ def _decides(config: Any, task: str, prefix: str) -> Callable[[str], bool]:
     """Whether a line of `REFUSALS`, or what is asked of a pair, is about a setting of this config."""
     concerned = (one for one in REFUSALS if config.model_type in one.model_types and task in (one.tasks or {task}))
     keys = {one.key for one in concerned} | (_TOGETHER if prefix == "decoder." else set()) | set(_GENERIC)
-    return lambda key: key in keys
+    causal = task == "causal_lm" and config.model_type in CAUSAL and not prefix
+    full = getattr(config, "attention_type", "original_full") == "original_full"  # no other is causal
+    return lambda key: key in keys or (key == "is_decoder" and causal and full)
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Any]]:

@@ -28,6 +28,10 @@ def chosen(model_type, task, **changed):
         ("bloom", "causal_lm", "slow_but_exact", True, False),
         ("bert", "masked_lm", "hidden_act", "gelu_10", "relu"),
         ("t5", "seq2seq", "feed_forward_proj", "gated-mish", "gated-gelu"),
+        ("mistral", "causal_lm", "attention_dropout", 0.5, 0.0),
+        ("xglm", "causal_lm", "pad_token_id", 3, 1),
+        ("regnet", "image_classification", "num_channels", 1, 3),
+        ("bart", "seq2seq", "is_decoder", True, False),
     ],
 )
 def test_a_setting_that_no_case_covers_is_refused(model_type, task, key, refused, honoured):
@@ -38,6 +42,16 @@ def test_a_setting_that_no_case_covers_is_refused(model_type, task, key, refused
         f"recipe.yaml:3: model.config.{key}: {model_type} with {key}: {'true' if refused is True else refused} is not "
         "supported: no test shows that its Flax class computes it as PyTorch does\n  -> choose a model with"
     )
+
+
+@pytest.mark.parametrize("model_type", ["bart", "big_bird"])
+def test_a_causal_model_may_say_that_it_is_a_decoder(model_type):
+    assert chosen(model_type, "causal_lm", is_decoder=True) == "causal_lm"
+
+
+def test_a_causal_model_with_sparse_attention_is_refused():
+    with pytest.raises(ModelError, match=r"model.config.is_decoder: big_bird with is_decoder: true is not supported"):
+        chosen("big_bird", "causal_lm", is_decoder=True, attention_type="block_sparse")
 
 
 def test_a_setting_of_a_part_is_refused_with_its_place():
