@@ -52,6 +52,7 @@ _IMMATERIAL_OF = {
     "gptj": named("n_positions"),
     "wav2vec2": named("vocab_size"),
     "whisper": named("num_hidden_layers"),
+    "xglm": named("max_position_embeddings"),
 }
 """Of heads that these types do not have here, or asked of others instead: `limits` looks at how long inputs are."""
 _ANOTHER_SIZE = {

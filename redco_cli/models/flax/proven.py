@@ -137,7 +137,7 @@ _CLIP_SIZES = {**_SIZES, "intermediate_size": 40, "layer_norm_eps": 0.1}
 _GPT_NEO_SIZES = _numbers(
     "vocab_size 72 hidden_size 24 num_layers 3 num_heads 2 intermediate_size 40 window_size 3 layer_norm_epsilon 0.1"
 )
-_XGLM_SIZES = _numbers("vocab_size 72 d_model 24 ffn_dim 40 num_layers 3 attention_heads 2 max_position_embeddings 48")
+_XGLM_SIZES = _numbers("vocab_size 72 d_model 24 ffn_dim 40 num_layers 3 attention_heads 2")
 _CONVOLUTIONS = {"conv_dim": [6, 8, 6], "conv_kernel": [8, 3, 2], "conv_stride": [4, 2, 2], "conv_bias": True}
 _WAV2VEC2_SIZES = _numbers(
     """
