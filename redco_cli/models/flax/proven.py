@@ -250,7 +250,6 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
     "pegasus": _bart(_BART_MORE),
     "regnet": (
         Case({**_RESNET_SIZES, "groups_width": 2}),
-        Case({"downsample_in_first_stage": False}),
         *_each("hidden_act", "gelu silu"),
     ),
     "resnet": (Case({**_RESNET_SIZES, "downsample_in_first_stage": True}), *_each("hidden_act", "gelu silu")),

@@ -73,6 +73,7 @@ REFUSALS = (
     Refusal(_types("llama"), "mlp_bias", _only(False), "its Flax class has no biases there"),
     Refusal(_types("mistral"), "sliding_window", _given, "its Flax class then lets a token see only itself"),
     Refusal(_types("gemma"), "hidden_activation", _as_hidden_act, "PyTorch takes hidden_act, its Flax class this one"),
+    Refusal(_types("xglm"), "pad_token_id", _only(1, None), "its Flax class always leaves out position 1"),
     Refusal(_types("gptj"), "tie_word_embeddings", _only(False), "its Flax class has a head of its own"),
     Refusal(_GPT2, "scale_attn_weights", _only(True), "its Flax class always scales"),
     Refusal(_GPT2, "scale_attn_by_inverse_layer_idx", _only(False), "its Flax class does not scale by layer"),

@@ -29,7 +29,6 @@ def chosen(model_type, task, **changed):
         ("bert", "masked_lm", "hidden_act", "gelu_10", "relu"),
         ("t5", "seq2seq", "feed_forward_proj", "gated-mish", "gated-gelu"),
         ("mistral", "causal_lm", "attention_dropout", 0.5, 0.0),
-        ("xglm", "causal_lm", "pad_token_id", 3, 1),
         ("regnet", "image_classification", "num_channels", 1, 3),
         ("bart", "seq2seq", "is_decoder", True, False),
     ],

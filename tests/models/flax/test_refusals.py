@@ -24,6 +24,7 @@ CASES = {
     "sinusoidal_pos_embds": ("distilbert", "masked_lm", True, False),
     "layerscale_value": ("dinov2", "image_classification", 0.5, 1.0),
     "share_encoder_decoder_embeddings": ("marian", "seq2seq", False, True),
+    "pad_token_id": ("xglm", "causal_lm", 3, 1),
     "enable_bias": ("opt", "causal_lm", False, True),
     "layer_type": ("resnet", "image_classification", "basic", "bottleneck"),
     "downsample_in_bottleneck": ("resnet", "image_classification", True, False),
