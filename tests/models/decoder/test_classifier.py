@@ -50,7 +50,9 @@ def test_logits_and_gradients_equal_pytorchs(family):
     models, given = classifier(family), batch()
     ids = np.where(given.real, np.maximum(given.input_ids, 1), 0)
     weights = np.random.default_rng(1).normal(size=(3, 3)).astype(np.float32)
-    logits = models.torch_model(torch.from_numpy(ids).long(), torch.from_numpy(given.attention_mask).long()).logits
+    logits = models.torch_model(
+        torch.from_numpy(ids).long(), attention_mask=torch.from_numpy(given.attention_mask).long()
+    ).logits
     (logits * torch.from_numpy(weights)).sum().backward()
     named = models.torch_model.named_parameters()
     grads = {name: np.zeros(one.shape, np.float32) if one.grad is None else one.grad.numpy() for name, one in named}
