@@ -49,12 +49,15 @@ def load_target(target: str | os.PathLike[str], overrides: Sequence[str] = ()) -
 
 
 def _is_model(target: str) -> bool:
-    """Whether a model is named. What stands below a folder that is there is none of a hub, but a misspelt path."""
+    """Whether a model is named. What stands below a folder that is there is none of a hub, but a misspelt path.
+
+    So is what stands below `runs`, where the recipes write.
+    """
     path = Path(target)
     if os.path.isdir(path):
         return (path / "config.json").is_file() and not (path / RESOLVED_NAME).is_file()
     is_id = _HUB_ID.fullmatch(target) is not None and not target.endswith((".yaml", ".yml"))
-    return is_id and not os.path.isfile(path) and not os.path.isdir(path.parent)
+    return is_id and path.parts[0] != "runs" and not os.path.isfile(path) and not os.path.isdir(path.parent)
 
 
 def _of_model(name: str, overrides: Sequence[str]) -> LoadedRecipe:
