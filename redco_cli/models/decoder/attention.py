@@ -70,7 +70,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         else:
             fused = self._can_fuse(q.shape[1])
             attend = self._attend_fused if fused else self._attend_in_blocks
-            mixed = attend(q, _repeat(k, c.heads), _repeat(v, c.heads), layer, context)
+            mixed = attend(q, splash.repeat_heads(k, c.heads), splash.repeat_heads(v, c.heads), layer, context)
         flat = mixed.reshape(*mixed.shape[:2], c.heads * c.head_dim)
         new = None if cache is None else KVCache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), cache.length)
         return Dense(c.hidden_size, c.out_bias, self.dtype, output_std(c), name="o")(flat), new
@@ -233,12 +233,3 @@ def _visible(layer: LayerTraits, context: AttentionContext, *, windowed: bool) -
 def _for_each_query(array: Array | None, length: int) -> Array | None:
     """[..., 1 or Q, K] as [..., Q, K]: cuDNN takes no mask and no bias that stands for all queries."""
     return None if array is None else jnp.broadcast_to(array, (*array.shape[:-2], length, array.shape[-1]))
-
-
-def _repeat(x: Array, heads: int) -> Array:
-    """Each of the G heads [B, K, G, D] for every query head that shares it: [B, K, H, D]."""
-    batch, keys, own, dims = x.shape
-    if own == heads:
-        return x
-    x = jnp.broadcast_to(x[:, :, :, None], (batch, keys, own, heads // own, dims))
-    return x.reshape(batch, keys, heads, dims)

@@ -11,14 +11,14 @@ Shapes: B batch, S sequence, H query heads, G key and value heads, D dims of a h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from redco_cli.chips.target import current_platform, current_target
 from redco_cli.sharding.batch_shards import is_batch_sharded
@@ -31,8 +31,8 @@ NAME = "splash_attention"
 _SHORTEST = 128
 """Tokens, below which a block would be mostly padding: the lanes of a TPU."""
 _BLOCKS = (512, 256, 128)
-"""Tokens of a block of queries or keys, at best. 512 is what MaxText takes; larger ones need more of a core's memory
-than the compiler gives a kernel by itself."""
+"""Tokens of a block of queries or keys, at best. Blocks of 2,048 need more of a core's memory than the compiler gives a
+kernel by itself."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def can_attend(batch: int, length: int) -> bool:
         return False
     mesh = current_mesh()
     if mesh is not None:
-        return batch % _ways(mesh) == 0
+        return bool(batch % math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 0)
     is_read = is_batch_sharded() or current_target() is not None
     return is_read or current_platform() == "cpu" or jax.device_count() == 1
 
@@ -92,7 +92,7 @@ def attend(
     ways = mesh.shape[TENSOR]
     heads = TENSOR if q.shape[2] % ways == 0 else None
     if heads and k.shape[2] % ways:
-        k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+        k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
     tokens = PartitionSpec(BATCH_AXES, None, heads, None)
     given = (tokens, tokens, tokens, PartitionSpec(BATCH_AXES, None), PartitionSpec(heads))
     mapped = jax.shard_map(
@@ -157,8 +157,13 @@ def _blocks(
     return jnp.swapaxes(mixed, 1, 2)
 
 
-def _ways(mesh: Mesh) -> int:
-    return int(np.prod([mesh.shape[axis] for axis in BATCH_AXES]))
+def repeat_heads(x: Array, heads: int) -> Array:
+    """Each of the G heads [B, K, G, D] for every query head that shares it: [B, K, H, D]."""
+    batch, keys, own, dims = x.shape
+    if own == heads:
+        return x
+    x = jnp.broadcast_to(x[:, :, :, None], (batch, keys, own, heads // own, dims))
+    return x.reshape(batch, keys, heads, dims)
 
 
 def _plain(*operands: Array) -> Array:
@@ -171,11 +176,7 @@ def _plain(*operands: Array) -> Array:
     if len(arrays) < 3:
         return NotImplemented
     q, k, v = arrays
-    groups = q.shape[2] // k.shape[2]
-    if groups > 1:
-        batch, keys, own, dims = k.shape
-        k, v = (jnp.broadcast_to(x[:, :, :, None], (batch, keys, own, groups, dims)) for x in (k, v))
-        k, v = (x.reshape(batch, keys, own * groups, dims) for x in (k, v))
+    k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
     mixed = jax.nn.dot_product_attention(q, k, v, implementation="xla")
     for sinks in operands:
         if sinks.shape == q.shape[2:3] and jnp.issubdtype(sinks.dtype, jnp.floating):
