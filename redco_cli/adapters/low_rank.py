@@ -127,6 +127,7 @@ class _Adapting:
     """Adds the low-rank path to each use of an adapted weight."""
 
     enters = frozenset({"cond", "while"})
+    everywhere = False
 
     def __init__(self) -> None:
         self._repeated: dict[int, tuple[Array, Any, Array]] = {}

@@ -201,6 +201,7 @@ class _Looking:
     """Notes how weights are used, and changes nothing."""
 
     enters = frozenset({"cond", "while"})
+    everywhere = False
 
     def is_tracked(self, operand: Any) -> bool:
         return isinstance(operand, _Seen)

@@ -20,10 +20,10 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.data.batch import PADDING
-from redco_cli.errors import RecipeError
 from redco_cli.plugin.contract import Batch, Loss, Params
 from redco_cli.plugin.state import Variables
 from redco_cli.privacy.accounting import Budget
+from redco_cli.privacy.convolutions import by_patches
 from redco_cli.privacy.libraries import library
 
 PrivateGradient = Callable[[Callable[[Params], Variables], Params, Batch, Any], tuple[Loss, Params]]
@@ -59,27 +59,12 @@ def private_gradient(
             counts = found.weight != 0
             return jnp.where(counts, found.sum / jnp.where(counts, found.weight, 1.0), 0.0), found
 
-        _refuse_convolutions(example_loss, trainable, batch, places)
-        total, summed = _accumulated(example_loss, trainable, batch, budget.clip, places)
+        alone = by_patches(example_loss, any(place.num_devices > 1 for place in jax.tree.leaves(places)))
+        total, summed = _accumulated(alone, trainable, batch, budget.clip, places)
         noisy = jax.lax.with_sharding_constraint(add_noise(summed, key), places)
         return total, jax.tree.map(lambda leaf: leaf / budget.batch_size, noisy)
 
     return gradient
-
-
-def _refuse_convolutions(example_loss: Callable[..., Any], trainable: Params, batch: Batch, places: Any) -> None:
-    """The gradients of a convolution, one for each example, come out wrong where XLA splits the examples (JAX 0.10.2).
-
-    Raises:
-        RecipeError: there is one, and more than one device.
-    """
-    if all(place.num_devices == 1 for place in jax.tree.leaves(places)):
-        return
-    example = {name: leaf[0][:1] for name, leaf in batch.items() if name != PADDING}
-    traced = jax.make_jaxpr(lambda params, rows: example_loss(params, example, rows)[0])(trainable, jnp.zeros(1, int))
-    if "conv_general_dilated" in str(traced):
-        problem = "the model has convolutions, whose gradient of each example XLA computes wrongly on several devices"
-        raise RecipeError("privacy", problem, "train on one device (mesh.data=1), or without convolutions")
 
 
 def _accumulated(

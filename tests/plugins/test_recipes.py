@@ -35,7 +35,7 @@ def short(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("short", sorted(SHORT.keys() - {"private"}), indirect=True)  # which has convolutions
+@pytest.mark.parametrize("short", SHORT, indirect=True)
 def test_the_first_steps_are_those_of_one_device(short: list[str]) -> None:
     losses = {}
     for number, mesh in enumerate(("{data: 1}", "{data: 8}", CUBE)):

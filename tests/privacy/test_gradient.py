@@ -1,8 +1,6 @@
 """The private gradient against its definition, written out: each example alone, however the batch is cut."""
 
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +9,10 @@ import optax
 import pytest
 
 from redco_cli.data.batch import PADDING
-from redco_cli.errors import RecipeError
 from redco_cli.plugin.contract import Loss
 from redco_cli.plugin.state import Variables
 from redco_cli.privacy.accounting import Budget
-from redco_cli.privacy.gradient import _noise, _refuse_convolutions, private_gradient
+from redco_cli.privacy.gradient import _noise, private_gradient
 from redco_cli.training.state import new_state
 from redco_cli.training.step import make_train_step
 
@@ -121,16 +118,3 @@ def test_an_example_that_is_not_finite_has_no_gradient_and_decides_nothing():
 
 def test_without_a_budget_there_is_none():
     assert private_gradient(loss, None, HERE) is None
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_convolutions_are_refused_on_several_devices(devices):
-    """XLA splits the convolution that makes a gradient for each example, and gets it wrong (JAX 0.10.2)."""
-
-    def loss(kernel, example, rows):
-        return jax.lax.conv(example["x"], kernel, (1, 1), "SAME").sum(), None
-
-    batch = {"x": jnp.zeros((1, 4, 1, 3, 3)), PADDING: jnp.zeros((1, 4), bool)}
-    refused = pytest.raises(RecipeError, match="privacy: the model has convolutions") if devices > 1 else nullcontext()
-    with refused:
-        _refuse_convolutions(loss, jnp.zeros((1, 1, 3, 3)), batch, SimpleNamespace(num_devices=devices))

@@ -55,6 +55,7 @@ class _Dequantizing:
     """Dequantises a weight at each of its uses."""
 
     enters = frozenset({"cond", "while"})
+    everywhere = False
 
     def is_tracked(self, operand: Any) -> bool:
         return isinstance(operand, _Kept)

@@ -98,6 +98,7 @@ class _Gathering:
     mesh: Mesh
     reshard_after_forward: bool
     enters: frozenset[str] = frozenset()
+    everywhere: bool = False
 
     def is_tracked(self, operand: Any) -> bool:
         """Whether it is a parameter in shards."""

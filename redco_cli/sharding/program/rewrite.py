@@ -52,6 +52,10 @@ class Rewriting(Protocol):
         Loops over layers and rematerialised parts always are.
         """
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether calls and control flow are entered that no tracked parameter goes into, too."""
+
     def is_tracked(self, operand: Any) -> bool:
         """Whether an operand is a tracked parameter of this rewriting."""
 
@@ -109,7 +113,8 @@ def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], rewri
 
 def _apply(equation: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
     name, params = equation.primitive.name, equation.params
-    if any(map(rewriting.is_tracked, operands)):
+    tracked = any(map(rewriting.is_tracked, operands))
+    if tracked or rewriting.everywhere:
         if name in INLINED:
             inner = params.get("jaxpr", params.get("call_jaxpr"))
             return _evaluate(inner.jaxpr, inner.consts, operands, rewriting)
@@ -119,7 +124,7 @@ def _apply(equation: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequ
             return _scan(params, operands, rewriting)
         if name in rewriting.enters:
             return {"cond": _cond, "while": _while}[name](params, operands, rewriting)
-        if name in VIEWS and len(operands) == 1:
+        if tracked and name in VIEWS and len(operands) == 1:
             return [operands[0].viewed(equation)]
     return rewriting.use(equation, operands)
 
