@@ -69,8 +69,8 @@ test-chips: $(CHIPS)/.chips $(VENV)/.dev ## compile for GPUs and TPUs that are n
 	$(CHIPS)/bin/python -m tests.chips.adapters
 	$(PYTEST) tests/chips
 
-bench: install ## overhead of the training loop over a bare one
-	$(BIN)/python tests/bench/overhead.py
+bench: $(VENV)/.dev ## every benchmark, half an hour: writes BENCHMARKS.md
+	$(BIN)/python tests/bench/everything.py
 
 check: lint types test ## what CI runs
 

@@ -85,7 +85,8 @@ def main() -> None:
                 slow, fast = redco(run, arguments.steps), bare(run, batches)
                 ratios.append(fast / slow)
                 print(f"round {number + 1}: bare {fast:.2f} s, redco {slow:.2f} s, ratio {ratios[-1]:.3f}", flush=True)
-    print(f"tokens/s of redco train / bare loop: {statistics.median(ratios):.3f} (median of {len(ratios)} rounds)")
+    middle = f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f}; {len(ratios)} rounds)"
+    print(f"=> tokens/s of redco train / bare loop, {arguments.recipe}: {middle}")
 
 
 if __name__ == "__main__":

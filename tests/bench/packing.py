@@ -75,11 +75,16 @@ def main() -> None:
                 given = [*sizes, f"train.micro_batch_size={asked.batch}", *overrides]
                 found[name].append(measured(given, asked.batch, asked.steps))
         os.chdir("/")
+    ratios = {name: [a / b for (a, _), (b, _) in zip(found[name], found["padded"], strict=True)] for name in WAYS}
     speeds = {name: statistics.median(speed for speed, _ in rounds) for name, rounds in found.items()}
     padding = {name: statistics.mean(share for _, share in rounds) for name, rounds in found.items()}
     for name in WAYS:
         gain, most = speeds[name] / speeds["padded"], (1 - padding[name]) / (1 - padding["padded"])
         print(f"{name:8s} {speeds[name]:9.0f} tokens/s  {padding[name]:4.0%} padding  {gain:5.2f} x, of {most:.2f} x")
+        own = ratios[name]
+        if name != "padded":
+            middle = f"{statistics.median(own):.2f} ({min(own):.2f} to {max(own):.2f}; {len(own)} rounds)"
+            print(f"=> tokens/s {name} / padded, at best {most:.2f}: {middle}")
 
 
 if __name__ == "__main__":

@@ -85,14 +85,16 @@ def main() -> None:
         checkpoints.close()
     middle = {kind: statistics.median(values) for kind, values in times.items()}
     one = middle["without"] / arguments.steps
-    blocked = (middle["save"] - middle["copy"]) / one
-    slower = (middle["with"] - middle["without"] - middle["copy"]) / middle["without"]
+    blocked = [(seconds - middle["copy"]) / one for seconds in times["save"]]
+    slower = [(seconds - middle["without"] - middle["copy"]) / middle["without"] for seconds in times["with"]]
     print(
         f"state {size / 2**20:.0f} MiB, {arguments.steps} steps of {one:.3f} s an interval, {jax.devices()[0].platform}"
     )
     print(f"interval without a save {middle['without']:.3f} s, with {middle['with']:.3f} s")
     print(f"the call of save {middle['save']:.3f} s, the copy {middle['copy']:.3f} s")
-    print(f"blocked {blocked:.3f} of a step, slower by {slower:.3f} of an interval")
+    for what, ratios in (("what the loop waits for / a step", blocked), ("what an interval takes longer", slower)):
+        middle_ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}; {len(ratios)} rounds)"
+        print(f"=> a save: {what}: {middle_ratio}")
 
 
 if __name__ == "__main__":

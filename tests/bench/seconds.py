@@ -114,18 +114,21 @@ def lines(numbers: list[int], *, compiled: bool) -> Iterator[str]:
     """The table, and what its errors come to."""
     yield "| row | published | estimated | range | estimated / published | how |"
     yield "|--:|--:|--:|--:|--:|---|"
-    errors = []
+    ratios = []
     for number in numbers:
         row, found = ROWS[number], measured(ROWS[number], compiled=compiled)
         if "refused" in found:
             yield f"| {number} | {row.seconds:.3f} s | {found['refused']} | | | {found['how']} |"
             continue
-        errors.append(abs(found["step"] / row.seconds - 1))
+        ratios.append(found["step"] / row.seconds)
         between = f"{found['low']:.2f} to {found['high']:.2f}"
-        ratio = f"{found['step'] / row.seconds:.2f}"
-        yield f"| {number} | {row.seconds:.3f} s | {found['step']:.3f} s | {between} | {ratio} | {found['how']} |"
-    if errors:
-        yield f"{len(errors)} of {len(numbers)} rows have a time; median error {statistics.median(errors):.0%}"
+        estimated = f"{found['step']:.3f} s | {between} | {ratios[-1]:.2f}"
+        yield f"| {number} | {row.seconds:.3f} s | {estimated} | {found['how']} |"
+    if ratios:
+        error = statistics.median(abs(ratio - 1) for ratio in ratios)
+        yield f"{len(ratios)} of {len(numbers)} rows have a time; median error {error:.0%}"
+        middle = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; {len(ratios)} rows)"
+        yield f"=> step time, estimated / published, {'compiled' if compiled else 'by the plan'}: {middle}"
 
 
 if __name__ == "__main__":

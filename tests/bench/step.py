@@ -6,8 +6,8 @@ The model is a Llama of 7 million parameters, the batch 8 rows of 256 tokens. Py
 in training mode with its own loss, clipping and `torch.optim.AdamW` as they come. Redco is what `redco train` compiles
 for one device: the loaded decoder, `next_token_loss` and the train step, with its gradient norm and finite check. They
 take steps in turn in one process, so that whatever else the machine does meets both. Printed are medians over the
-rounds; `ratio` is PyTorch's time by redco's of the same round: above 1, redco is faster. `processor` is the same of
-processor time, which neighbours on a shared machine disturb less. Losses must agree to 1e-4 at every step.
+rounds; a ratio is PyTorch's time by redco's of the same round: above 1, redco is faster. That of processor time is
+disturbed less by neighbours on a shared machine. Losses must agree to 1e-4 at every step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from redco_cli.models.decoder.layers import Mlp
 from redco_cli.models.decoder.loss import cross_entropy, head_of
 from redco_cli.models.decoder.masks import attention_context, layer_traits
 from redco_cli.placement import Placement
-from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.plugin.contract import IGNORED_LABEL, Loss
 from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import TrainSection
 from redco_cli.runtime.mesh import make_mesh
@@ -63,6 +63,8 @@ LLAMA = {
 }
 Step = Callable[[], float]
 """Takes one step, waits for it, and returns the loss before it."""
+LossOf = Callable[[Any, Any, Any, Any], Loss]
+"""Of a model, its parameters, a batch and a key."""
 
 
 def torch_step(model: Any, batch: dict[str, np.ndarray[Any, Any]]) -> Step:
@@ -78,9 +80,10 @@ def torch_step(model: Any, batch: dict[str, np.ndarray[Any, Any]]) -> Step:
         weight_decay=TRAIN.weight_decay,
     )
     model.train()
+    model.config.use_cache = False
 
     def step() -> float:
-        loss = model(**tensors, use_cache=False).loss
+        loss = model(**tensors).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), TRAIN.max_grad_norm)
         optimizer.step()
@@ -90,18 +93,19 @@ def torch_step(model: Any, batch: dict[str, np.ndarray[Any, Any]]) -> Step:
     return step
 
 
-def redco_step(model: Any, params: Any, batch: dict[str, np.ndarray[Any, Any]]) -> Step:
-    """The step of `redco train` with the loss of the plugin causal_lm, placed on one device by the derived plan."""
+def redco_step(model: Any, params: Any, batch: dict[str, np.ndarray[Any, Any]], loss_of: LossOf | None = None) -> Step:
+    """The step of `redco train` with the loss of a plugin (default: causal_lm), on one device by the derived plan."""
     sizes = {"data": 1, "fsdp": 1, "tensor": 1}
 
     def loss(variables: Variables, batch: Any, key: Any) -> Any:
-        found = model.next_token_loss(variables.params, **batch, rng=key, train=True)
+        given = (model, variables.params, batch, key)
+        found = loss_of(*given) if loss_of else model.next_token_loss(given[1], **batch, rng=key, train=True)
         return replace(found, metrics={name: (value, found.weight) for name, value in found.metrics.items()})
 
     reading = read(lambda params, batch: loss(Variables(params), batch, jax.random.key(0)).sum, model.abstract, batch)
     placement = Placement(make_mesh(sizes, str), make_plan(reading, sizes, where=str))
     schedule = optax.constant_schedule(TRAIN.learning_rate)
-    optimizer = with_clipping(make_optimizer(TRAIN, schedule, model.stacked), TRAIN.max_grad_norm)
+    optimizer = with_clipping(make_optimizer(TRAIN, schedule, getattr(model, "stacked", {})), TRAIN.max_grad_norm)
     abstract = jax.eval_shape(lambda given: new_state(given, frozenset(), optimizer), model.abstract)
     places = placement.following(abstract, model.abstract)
     gathered = placement.gathering(loss)
@@ -257,12 +261,12 @@ def main() -> None:
     batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": ids}
     size = sum(leaf.numel() for leaf in peer.parameters())
     print(f"Llama of {size / 1e6:.2f}M parameters {settings}, {ROWS} x {LENGTH} tokens, {arguments.threads} threads")
-    compare(torch_step(peer, batch), redco_step(model, params, batch), arguments.rounds)
+    compare("a 7M Llama", torch_step(peer, batch), redco_step(model, params, batch), arguments.rounds)
     if arguments.profile:
         profile(redco_parts(model, params, batch), torch_parts(peer, batch), arguments.rounds)
 
 
-def compare(theirs: Step, ours: Step, rounds: int) -> None:
+def compare(what: str, theirs: Step, ours: Step, rounds: int) -> None:
     """Takes steps in turn and prints what they took.
 
     Raises:
@@ -276,14 +280,14 @@ def compare(theirs: Step, ours: Step, rounds: int) -> None:
         _agree(their_loss, our_loss)
         taken.append((*slow, *fast))
     torch_wall, torch_processor, redco_wall, redco_processor = ([row[index] for row in taken] for index in range(4))
-    for name, wall in (("torch", torch_wall), ("redco", redco_wall)):
-        median = statistics.median(wall)
-        speed = f"{ROWS * LENGTH / median:.0f} tokens/s"
-        print(f"{name}: {1e3 * median:.0f} ms a step, at best {1e3 * min(wall):.0f}; {speed}")
-    ratio = statistics.median(a / b for a, b in zip(torch_wall, redco_wall, strict=True))
+    medians = [1e3 * statistics.median(wall) for wall in (torch_wall, redco_wall)]
+    print("ms a step: torch {:.0f}, redco {:.0f}".format(*medians), end="; ")
     processor = statistics.median(a / b for a, b in zip(torch_processor, redco_processor, strict=True))
-    print(f"ratio {ratio:.2f} (median of {rounds} rounds), at best {min(torch_wall) / min(redco_wall):.2f}, ", end="")
-    print(f"processor {processor:.2f}; load {os.getloadavg()[0]:.1f}; losses agree, last {our_loss:.4f}")
+    print(f"ratio at best {min(torch_wall) / min(redco_wall):.2f}, of processor time {processor:.2f}", end="; ")
+    print(f"load {os.getloadavg()[0]:.1f}; losses agree, last {our_loss:.4f}")
+    ratios = [a / b for a, b in zip(torch_wall, redco_wall, strict=True)]
+    middle = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; {rounds} rounds)"
+    print(f"=> tokens/s of redco / PyTorch transformers, {what}: {middle}")
 
 
 def _agree(theirs: float, ours: float) -> None:

@@ -140,7 +140,8 @@ def main() -> None:
                 mark = "" if entry["reference"] else " (no reference)"
                 print(_line("", "", *_figures(entry), "", "", "", "", variant + mark))
     if ratios:
-        print(f"median ratio {statistics.median(ratios):.3f}, worst {max(ratios):.3f}, {len(ratios)} cases")
+        middle = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}; {len(ratios)} cases)"
+        print(f"=> bytes moved, derived / best by hand: {middle}")
 
 
 if __name__ == "__main__":
