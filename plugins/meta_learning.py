@@ -12,7 +12,7 @@ where to begin:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ from redco_cli.plugin.parts import picture
 GRID = np.linspace(-5, 5, 101, dtype=np.float32)[:, None]
 JUDGED = (0, 1, 10)
 """After how many steps evaluation tells the error."""
+Error = Callable[[jax.Array, jax.Array], jax.Array]
+"""Of what a network makes of points of a task and what they should be: a number."""
 
 
 @dataclass(frozen=True)
@@ -88,37 +90,62 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
     return {name: np.stack([example[name] for example in examples]) for name in ("x", "y")}
 
 
-def adapted(ctx: Context, params: Params, x: jax.Array, y: jax.Array, steps: int, rate: float) -> list[Params]:
-    """The parameters before and after each of some steps of gradient descent on points of one task, [N, 1] each."""
+def squared_error(found: jax.Array, wanted: jax.Array) -> jax.Array:
+    """The mean over points [N, 1]."""
+    return jnp.mean((found - wanted) ** 2)
+
+
+def adapted(
+    ctx: Context, params: Params, x: jax.Array, y: jax.Array, steps: int, rate: float, error: Error = squared_error
+) -> list[Params]:
+    """The parameters before and after each of some steps of gradient descent on points of one task, [N, ...] each."""
     found = [params]
     for _ in range(steps):
-        gradient = jax.grad(lambda params: jnp.mean((ctx.model(params, x) - y) ** 2))(found[-1])
+        gradient = jax.grad(lambda params: error(ctx.model(params, x), y))(found[-1])
         if ctx.options.algorithm == "first_order":
             gradient = jax.lax.stop_gradient(gradient)
         found.append(jax.tree.map(lambda p, g: p - rate * g, found[-1], gradient))
     return found
 
 
-def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
-    """What the algorithm learns from, summed over tasks; in evaluation also the error after some steps."""
-    options, shots = ctx.options, ctx.options.shots
+def meta_loss(
+    ctx: Context, params: Params, batch: Batch, known: int, error: Error, judged: Mapping[str, Error]
+) -> Loss:
+    """What the algorithm learns from, summed over tasks; and how well it does after some steps.
+
+    Args:
+        ctx: with the options of this plugin.
+        params: where tasks begin.
+        batch: `x` and `y` [B, N, ...] of tasks.
+        known: so many first points of each task are to adapt to, and the others to be judged by.
+        error: what adapting makes less.
+        judged: names of metrics, and what they are of the other points.
+    """
+    options = ctx.options
 
     def objective(x: jax.Array, y: jax.Array) -> jax.Array:
         if options.algorithm == "reptile":
-            goal = jax.lax.stop_gradient(adapted(ctx, params, x, y, options.inner_steps, options.inner_rate)[-1])
+            goal = jax.lax.stop_gradient(adapted(ctx, params, x, y, options.inner_steps, options.inner_rate, error)[-1])
             return jax.tree.reduce(jnp.add, jax.tree.map(lambda p, g: jnp.sum((p - g) ** 2) / 2, params, goal))
         steps = 0 if options.algorithm == "joint" else options.inner_steps
-        begun = adapted(ctx, params, x[:shots], y[:shots], steps, options.inner_rate)[-1]
-        return jnp.mean((ctx.model(begun, x[shots:]) - y[shots:]) ** 2)
+        begun = adapted(ctx, params, x[:known], y[:known], steps, options.inner_rate, error)[-1]
+        return error(ctx.model(begun, x[known:]), y[known:])
 
-    def errors(x: jax.Array, y: jax.Array) -> list[jax.Array]:
-        begun = adapted(ctx, params, x[:shots], y[:shots], max(JUDGED), options.judged_rate or options.inner_rate)
-        return [jnp.mean((ctx.model(begun[step], x[shots:]) - y[shots:]) ** 2) for step in JUDGED]
+    def judge(x: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
+        rate = options.judged_rate or options.inner_rate
+        begun = adapted(ctx, params, x[:known], y[:known], max(JUDGED), rate, error)
+        results = {step: ctx.model(begun[step], x[known:]) for step in JUDGED}
+        return {f"{name}_after_{step}": of(results[step], y[known:]) for name, of in judged.items() for step in JUDGED}
 
     losses = jax.vmap(objective)(batch["x"], batch["y"])
-    judged = [] if train else jax.vmap(errors)(batch["x"], batch["y"])
-    found = {f"error_after_{step}": each.sum() for step, each in zip(JUDGED, judged, strict=False)}
-    return Loss(losses.sum(), losses.size, found)
+    found = jax.vmap(judge)(batch["x"], batch["y"]) if judged else {}
+    return Loss(losses.sum(), losses.size, {name: each.sum() for name, each in found.items()})
+
+
+def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
+    """What the algorithm learns from; in evaluation also the error after some steps."""
+    judged = {} if train else {"error": squared_error}
+    return meta_loss(ctx, params, batch, ctx.options.shots, squared_error, judged)
 
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Mapping[str, jax.Array]:

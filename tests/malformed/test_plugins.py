@@ -58,7 +58,7 @@ BEFORE_TRAINING = {
     "no such module": Case(
         (
             "command line: plugin.module: my.own.plugin is neither a built-in plugin nor a module\n"
-            "  -> known: causal_lm, contrastive, dates, distillation, docstrings, federated, gan, "
+            "  -> known: causal_lm, contrastive, dates, distillation, docstrings, federated, few_shot, gan, "
             "image_classification, instruct, meta_learning, name_tasks, ppo, python_source, seq2seq, "
             "source_pairs, source_tags, statements, td3, text_classification, token_classification, vae"
         ),

@@ -16,6 +16,7 @@ SHORT = {
     "federated": ["plugin.options={clients: 2, local_steps: 5}"],
     "gan": ["plugin.options.train_examples=3000"],
     "meta_learning": ["plugin.options.tasks=3000"],
+    "few_shot": ["plugin.options.eval_tasks=16"],
     "tagging": ["plugin.options.eval_examples=64"],
     "private": ["privacy.accountant=rdp"],
 }
