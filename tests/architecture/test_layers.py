@@ -51,7 +51,7 @@ def test_imports_go_downward():
 
 
 def test_plugins_use_what_plugin_authors_may_use():
-    own = ("contract", "environments", "parts")
+    own = ("contract", "diffusion", "environments", "parts")
     allowed = {"redco_cli.errors", *(f"redco_cli.plugin.{name}" for name in own)}
     plugins = [path for path in modules() if path.parent.name == "plugins"]
     wrong = [
