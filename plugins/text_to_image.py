@@ -52,7 +52,7 @@ class Options(digits.Options):  # type: ignore[name-defined, misc]
     text: str = "text"
     size: tuple[int, int, int] = (8, 8, 1)
     unprompted: float = 0.1
-    guidance: float = 1.5
+    guidance: float = 1.1
     solver: Solver = "dpm_solver++"
     steps: int = 20
     ema_decay: float = 0.999

@@ -17,6 +17,7 @@ SHORT = {
     "gan": ["plugin.options.train_examples=3000"],
     "meta_learning": ["plugin.options.tasks=3000"],
     "few_shot": ["plugin.options.eval_tasks=16"],
+    "text_to_image": ["plugin.options.steps=2"],
     "tagging": ["plugin.options.eval_examples=64"],
     "private": ["privacy.accountant=rdp"],
 }
