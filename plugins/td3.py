@@ -18,27 +18,22 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Run
 from redco_cli.plugin.environments import (
     SYSTEMS,
-    Act,
-    as_arrays,
     as_batch,
     as_examples,
-    begun,
-    draw_episodes,
-    finished,
-    flat,
-    play,
+    before_training,
+    collected,
+    noisy,
+    train_on_replay,
     unseen,
     whole_episodes,
 )
 
 PENDULUM = SYSTEMS["pendulum"]
-KEPT = ("observation", "action", "reward", "next_observation", "ended")
 
 
 @dataclass(frozen=True)
@@ -133,31 +128,12 @@ def update_state(ctx: Context, state: Mapping[str, Params], params: Params, stat
 
 def load_examples(ctx: Context, split: str) -> Sequence[Example]:
     """For evaluation, seeds of episodes; for training, the first transitions, by actions that mean nothing."""
-    if split == "eval":
-        return unseen(ctx.options.eval_episodes)
-    return as_examples(first(ctx)["replay"])
+    return unseen(ctx.options.eval_episodes) if split == "eval" else as_examples(beginning(ctx)["replay"])
 
 
-def first(ctx: Context) -> dict[str, Any]:
+def beginning(ctx: Context) -> dict[str, Any]:
     """What happens before any training."""
-    count = ctx.options.environments
-
-    def act(observation: jax.Array, keys: jax.Array) -> jax.Array:
-        return jax.vmap(lambda key: jax.random.uniform(key, (1,), minval=-PENDULUM.most, maxval=PENDULUM.most))(keys)
-
-    environments = begun(PENDULUM, ctx.recipe.seed * count + np.arange(count))
-    made = jax.device_get(played(act, environments, ctx.options.random))
-    return {"environments": made["environments"], "replay": flat(made["transitions"])}
-
-
-def played(act: Act, environments: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """How `environments` stand some steps later, the `transitions` until then, and `scores`; all [B, ...]."""
-    after, seen = play(PENDULUM, act, environments, steps)
-    made = {
-        "transitions": {name: seen[name] for name in KEPT},
-        "scores": {name: seen[name] for name in ("over", "score")},
-    }
-    return {"environments": after, **jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), made)}
+    return before_training(PENDULUM, ctx.recipe.seed, ctx.options.environments, ctx.options.random)
 
 
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
@@ -187,35 +163,17 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Mapping[str, Any]:
     """Of seeds, the `return` of their episodes [B]; of environments, how they go on."""
-    options, actor, most = ctx.options, ctx.models["actor"], PENDULUM.most
-    if "state" not in batch:
-        return {
-            "return": whole_episodes(
-                PENDULUM, lambda observation, _: actor(params["actor"], observation), batch["seed"]
-            )
-        }
 
     def act(observation: jax.Array, keys: jax.Array) -> jax.Array:
-        noise = jax.vmap(lambda key: jax.random.normal(key, (1,)))(keys)
-        action: jax.Array = actor(params["actor"], observation) + options.noise * most * noise
-        return action.clip(-most, most)
+        action: jax.Array = ctx.models["actor"](params["actor"], observation)
+        return action
 
-    return played(act, batch, options.horizon)
+    if "state" not in batch:
+        return {"return": whole_episodes(PENDULUM, act, batch["seed"])}
+    return collected(PENDULUM, noisy(PENDULUM, act, ctx.options.noise), batch, ctx.options.horizon)
 
 
 def run_fn(run: Run) -> None:
-    """Plays, keeps, and trains on all that was kept, until the steps of the recipe are done; draws `returns.png`."""
-    run.state = run.state or {**first(run.ctx), "episodes": []}
-    replay = as_examples(run.state["replay"])
-    while run.step < run.steps:
-        found = run.predict(as_examples(run.state["environments"]))
-        after, new, scores = (as_arrays(found, kind) for kind in ("environments", "transitions", "scores"))
-        new = flat(new)
-        replay += as_examples(new)
-        run.train(replay, steps=len(new["reward"]))
-        kept = {name: np.concatenate([run.state["replay"][name], new[name]]) for name in KEPT}
-        episodes = run.state["episodes"] + finished(after, scores)
-        run.state = {"environments": after, "replay": kept, "episodes": episodes}
-        run.log({"environment_steps": int(after["time"].sum())})
-        run.save()
-    draw_episodes(run.ctx, run.state["episodes"])
+    """Plays, keeps, and trains on all that was kept, as often as it played; draws `returns.png`."""
+    run.state = run.state or beginning(run.ctx)
+    train_on_replay(run)

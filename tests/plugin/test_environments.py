@@ -1,5 +1,7 @@
 """Environments beside gymnasium's, step by step, and what is played in them."""
 
+from types import SimpleNamespace
+
 import gymnasium
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,8 @@ from redco_cli.plugin.environments import (
     finished,
     flat,
     play,
+    replay,
+    train_on_replay,
     whole_episodes,
 )
 
@@ -99,3 +103,33 @@ def test_predictions_become_transitions_and_episodes():
     assert [float(row["reward"]) for row in rows] == [1.0, 2.5, 4.0, 1.0]
     assert rows[0]["seen"].shape == (3,)
     assert rows[0]["reward"].dtype == np.float32
+
+
+@pytest.mark.parametrize(("steps", "most"), [(None, None), (3, 5)])
+def test_what_happened_is_kept_and_trained_on(steps, most, monkeypatch):
+    """Two environments, each two steps further at each piece, for three pieces; the newest is kept."""
+    drawn, trained, logged = [], [], []
+
+    def predict(examples):
+        first = int(examples[0]["time"])
+        rewards = [[float(10 * (first + step) + number) for step in (1, 2)] for number in (0, 1)]
+        scores = {"over": [False, True], "score": [0.0, 1.0]}
+        after = {"time": first + 2}
+        return [{"environments": after, "transitions": {"reward": row}, "scores": scores} for row in rewards]
+
+    def train(examples, steps):
+        trained.append([float(example["reward"]) for example in examples])
+        run.step += steps
+
+    monkeypatch.setattr(replay, "draw_episodes", lambda ctx, episodes: drawn.extend(episodes))
+    run = SimpleNamespace(ctx=None, step=0, steps=3 * (steps or 4), predict=predict, train=train)
+    run.log, run.save = lambda values: logged.append(values["environment_steps"]), lambda: None
+    before = {"reward": np.float32([1, 2])}
+    run.state = {"environments": {"time": np.int32([0, 0])}, "replay": before, "episodes": []}
+    train_on_replay(run, steps, most)
+    happened = [1, 2, 10, 20, 11, 21, 30, 40, 31, 41, 50, 60, 51, 61]
+    kept = [happened[: 2 + 4 * piece][-most if most else None :] for piece in (1, 2, 3)]
+    assert trained == kept
+    assert run.state["replay"]["reward"].tolist() == kept[-1]
+    assert logged == [4, 8, 12]
+    assert run.state["episodes"] == drawn == [[played, 1.0] for played in (4.0, 8.0, 12.0) for _ in range(2)]

@@ -13,7 +13,7 @@ from redco_cli.plugin.environments.system import System
 
 Array = Any
 Act = Callable[[Array, Array], Array]
-"""Observations [B, O] and a key for each, [B], to actions [B] or [B, 1]."""
+"""Observations [B, O] and a key for each, [B], to actions: [B], or [B, ...] of the shape that the system has."""
 
 
 def begun(system: System, seeds: Array) -> dict[str, Array]:

@@ -15,11 +15,13 @@ class System:
 
     Attributes:
         spread: each number of its state begins anywhere between minus this and this, [S].
-        actions: how many there are, numbered from 0; None where an action is a number, [1].
+        actions: how many there are, numbered from 0; None where an action is made of numbers.
         most: the greatest such number, and minus the least.
         limit: steps after which an episode is cut off.
-        observed: state [S] to what is seen of it, [O].
-        moved: state and action to the next state, the reward, and whether the episode has come to its end.
+        observed: state [S] to what is seen of it: [O], or where several agents act what each of them sees, [agents, O].
+        moved: state and action to the next state, the reward, which agents share, and whether the episode has come to
+            its end.
+        action_shape: of an action that is made of numbers: [1], or [agents, numbers].
     """
 
     spread: tuple[float, ...]
@@ -28,3 +30,4 @@ class System:
     limit: int
     observed: Callable[[Array], Array]
     moved: Callable[[Array, Array], tuple[Array, Array, Array]]
+    action_shape: tuple[int, ...] = (1,)
