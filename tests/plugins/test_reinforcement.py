@@ -16,7 +16,7 @@ from redco_cli.training.outer_loop import OuterLoop
 from tests.training.tiny import assert_same_run, recorded
 
 ppo, td3 = builtin("ppo"), builtin("td3")
-MARKS = {"cartpole": (475, 450), "acrobot": (-85, -100), "pendulum": (-200, -250)}
+MARKS = {"cartpole": (475, 450), "acrobot": (-85, -100), "pendulum": (-200, -250), "particles": (-38, -42)}
 """Recipe to the mean over seeds, and the worst of them."""
 SEEDS = range(3, 8)
 
@@ -112,7 +112,7 @@ def short(recipe, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["cartpole", "pendulum"])
+@pytest.mark.parametrize("recipe", ["cartpole", "pendulum", "particles"])
 def test_the_first_steps_are_those_of_one_device(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings, losses = short(recipe, "train.steps=20"), []
@@ -130,6 +130,7 @@ def test_the_first_steps_are_those_of_one_device(recipe, tmp_path, monkeypatch):
     [
         ("cartpole", "plugin.options.epochs=2"),
         ("pendulum", "plugin.options={horizon: 1, random: 40, eval_episodes: 8}"),
+        ("particles", "plugin.options={environments: 8, horizon: 1, random: 40, updates: 4, replay: 330}"),
     ],
 )
 def test_a_run_that_is_stopped_ends_as_if_it_had_not_been(recipe, options, tmp_path, monkeypatch):
@@ -154,11 +155,17 @@ def test_a_run_that_is_stopped_ends_as_if_it_had_not_been(recipe, options, tmp_p
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
-    ("recipe", "algorithm"), [("cartpole", "ppo"), ("acrobot", "ppo"), ("pendulum", "td3"), ("pendulum", "ddpg")]
+    ("recipe", "more"),
+    [
+        ("cartpole", ()),
+        ("acrobot", ()),
+        ("pendulum", ("plugin.options.algorithm=td3",)),
+        ("pendulum", ("plugin.options.algorithm=ddpg",)),
+        ("particles", ()),
+    ],
 )
-def test_unseen_episodes_are_mastered(recipe, algorithm, tmp_path):
+def test_unseen_episodes_are_mastered(recipe, more, tmp_path):
     """Five seeds, a hundred episodes each."""
-    more = [] if algorithm == "ppo" else [f"plugin.options.algorithm={algorithm}"]
     found = []
     for seed in SEEDS:
         result = train(recipe, [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}/{seed}", *more])
