@@ -81,7 +81,7 @@ def build_model(ctx: Context) -> nn.Module:
     return Net(ctx.options.width, ctx.options.ways)
 
 
-class Tasks(Sequence[Example]):
+class Tasks:
     """Tasks, each drawn from its number: `x` [ways * (shots + queries), canvas, canvas, 1], and `y`, the classes.
 
     The images to adapt to come first, one or more of each class, and then the others.
@@ -101,7 +101,7 @@ class Tasks(Sequence[Example]):
         count: int = self._options.eval_tasks if self._seed[1] else self._options.tasks
         return count
 
-    def __getitem__(self, number: Any) -> Example:
+    def __getitem__(self, number: int) -> Example:
         """One task.
 
         Raises:
@@ -120,14 +120,15 @@ class Tasks(Sequence[Example]):
         return {"x": x, "y": np.tile(np.arange(options.ways, dtype=np.int32), each)}
 
 
-def load_examples(ctx: Context, split: str) -> Sequence[Example]:
+def load_examples(ctx: Context, split: str) -> Tasks:
     """Tasks of digits that are evaluated, or of the others."""
     return Tasks(ctx, split)
 
 
 def error(logits: jax.Array, classes: jax.Array) -> jax.Array:
     """The cross-entropy of classes [N], as a mean."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, classes).mean()
+    found: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, classes).mean()
+    return found
 
 
 def accuracy(logits: jax.Array, classes: jax.Array) -> jax.Array:
@@ -149,7 +150,8 @@ def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> ja
 
     def classes(x: jax.Array, y: jax.Array) -> jax.Array:
         begun = meta.adapted(ctx, params, x[:known], y[:known], steps, rate, error)[-1]
-        return ctx.model(begun, x[known:]).argmax(-1)
+        likeliest: jax.Array = ctx.model(begun, x[known:]).argmax(-1)
+        return likeliest
 
     return jax.vmap(classes)(batch["x"], batch["y"])
 
