@@ -41,7 +41,8 @@ def load_tokenizer(section: ModelSection, *, where: Callable[[str], str]) -> Any
     Returns:
         A `ByteTokenizer`, or what transformers loads from `model.tokenizer` (or else from `model.name`), with the chat
         template and the tokens that the recipe gives it; None when the recipe names neither, and for a directory
-        without any tokenizer file. Code from a hub is never run.
+        without any tokenizer file. Code from a hub is never run. Of a model that reads images and writes text it is a
+        processor with a `tokenizer` and, where its files have one, an `image_processor`.
 
     Raises:
         ModelError: it cannot be loaded, has more ids than the model, other special ids than an inline config says, or
@@ -138,6 +139,8 @@ def _load_own(section: ModelSection, where: Callable[[str], str]) -> Any:
         task = choose_task(section.task, config, where=where) if has_flax else section.task
         loader = _LOADERS.get(task, "AutoTokenizer")
         tokenizer = _load(loader, name, section.revision, where("model.name"))
+        if task == "vision_to_sequence":
+            tokenizer = _with_images(tokenizer, name, section.revision, where("model.name"))
     if config is not None:
         _check_fit(getattr(tokenizer, "tokenizer", tokenizer), config, section, where)
     return tokenizer
@@ -175,6 +178,27 @@ def _load(loader: str, name: str, revision: str | None, where: str) -> Any:
         ) from None
     limit_templates(tokenizer, name, where)
     return tokenizer
+
+
+def _with_images(processor: Any, name: str, revision: str | None, where: str) -> Any:
+    """A tokenizer together with the image processor that was saved beside it.
+
+    `AutoProcessor` gives the tokenizer alone where no file names a class for both, as in `nlpconnect/vit-gpt2-*`.
+    """
+    from transformers import PreTrainedTokenizerBase, VisionTextDualEncoderProcessor
+    from transformers.utils import cached_file
+
+    file, source = "preprocessor_config.json", local_directory(name) or name
+    if not isinstance(processor, PreTrainedTokenizerBase):
+        return processor
+    try:
+        found = cached_file(source, file, revision=revision or "main", _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        problem = f"{file} of {name} cannot be loaded: {' '.join(str(error).split())}"
+        raise ModelError(where, problem, "check the name and the network") from None
+    if found is None:
+        return processor
+    return VisionTextDualEncoderProcessor(_load("AutoImageProcessor", name, revision, where), processor)
 
 
 def _check_fit(tokenizer: Any, config: Any, section: ModelSection, where: Callable[[str], str]) -> None:

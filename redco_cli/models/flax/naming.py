@@ -32,7 +32,7 @@ _TRANSPOSED = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0)}
 _COLLECTIONS = ("params", "batch_stats")
 _NO_PARAMETER = re.compile(
     r"(^|\.)(position_ids|token_type_ids|num_batches_tracked|inv_freq|relative_position_index|embed_positions(\.weights?)?"
-    r"|attn\.(attention\.)?(bias|masked_bias)"
+    r"|(attn|crossattention)\.(attention\.)?(bias|masked_bias)"
     r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight)$"
 )
 """What PyTorch stores besides parameters: masks, position tables, counters."""

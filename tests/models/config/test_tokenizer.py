@@ -118,6 +118,27 @@ def test_a_named_model_brings_its_own(tmp_path):
     )
 
 
+def test_a_model_of_images_and_text_brings_what_prepares_both(tmp_path):
+    """Saved as `nlpconnect/vit-gpt2-image-captioning` is: no file names a class that holds both."""
+    config = {**CONFIGS["vision-encoder-decoder"], "model_type": "vision-encoder-decoder"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["VisionEncoderDecoderModel"]}))
+    section = ModelSection(name=_words(tmp_path))
+    assert load_tokenizer(section, where=where)("b a")["input_ids"] == [1, 0]
+
+    images = {"feature_extractor_type": "ViTFeatureExtractor", "size": 16, "image_mean": [0.5] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(images | {"image_std": [0.5] * 3}))
+    found = load_tokenizer(section, where=where)
+    assert found.tokenizer("b a")["input_ids"] == [1, 0]
+    white = np.full((32, 20, 3), 255, np.uint8)
+    assert found.image_processor(images=[white], return_tensors="np")["pixel_values"].tolist() == [
+        np.ones((3, 16, 16)).tolist()
+    ]
+
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"recipe.yaml:3: model.name: Auto(Image)?Processor cannot load "):
+        load_tokenizer(section, where=where)
+
+
 def test_tokenizers_that_are_not_there_are_named():
     with pytest.raises(ModelError) as caught:
         load_tokenizer(ModelSection(tokenizer="./nowhere"), where=where)

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from redco_cli import load_model
 from redco_cli.errors import ModelError
+from redco_cli.models.flax.naming import place_tensors
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.weights.load import load_params
 from redco_cli.recipe.schema import ModelSection
@@ -36,6 +37,16 @@ def changed(saved, directory, change):
 
 def as_arrays(params):
     return {"/".join(path): np.asarray(leaf) for path, leaf in flatten_dict(params).items()}
+
+
+def test_masks_of_attention_and_of_cross_attention_are_no_parameters():
+    """Older checkpoints of GPT-2 have them beside its weights, such as `nlpconnect/vit-gpt2-image-captioning`."""
+    block = "decoder.transformer.h.0."
+    tree = tuple(f"{block}{name}.c_attn.bias" for name in ("attn", "crossattention"))
+    masks = {f"{block}{name}": (1, 1, 8, 8) for name in ("attn.bias", "crossattention.bias")}
+    masks |= {f"{block}{name}": () for name in ("attn.masked_bias", "crossattention.masked_bias")}
+    found = place_tensors({**dict.fromkeys(tree, (4,)), **masks}, [tuple(path.split(".")) for path in tree], "model")
+    assert (found.missing, found.unused, found.extra, len(found.sources)) == ((), (), (), 2)
 
 
 def test_sharded_files_load_as_one(saved, tmp_path):
