@@ -94,7 +94,7 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
         for row, image in enumerate(images):
             if image is None or isinstance(image, str | int | float):
                 raise not_an_image(image, ctx.options.image, row)
-        batch = {"pixel_values": ctx.tokenizer(images=images, return_tensors="np")["pixel_values"]}
+        batch = {"pixel_values": ctx.tokenizer(images=in_colour(images), return_tensors="np")["pixel_values"]}
     if ctx.stage != "predict":
         batch["labels"] = class_array(ctx, column(examples, ctx.options.label, int))
     return batch
@@ -120,6 +120,11 @@ def arrays(images: Sequence[Any], name: str) -> list[np.ndarray[Any, Any]]:
             remedy = "give all images one shape, or name a model, whose image processor does"
             raise ExampleError("collate_fn", f"{problem}, but {expected} is expected", remedy, row)
     return found
+
+
+def in_colour(images: Sequence[Any]) -> list[Any]:
+    """PIL images in grey, with a palette or for print as RGB, which image processors expect; arrays as they are."""
+    return [image.convert("RGB") if getattr(image, "mode", "RGB") != "RGB" else image for image in images]
 
 
 def not_an_image(value: Any, name: str, row: int) -> ExampleError:

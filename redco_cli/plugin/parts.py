@@ -117,17 +117,18 @@ def stack_rows(ctx: Context, rows: Sequence[Mapping[str, Any]]) -> dict[str, NDA
 
 
 def tokenizer_of(ctx: Context) -> Any:
-    """`ctx.tokenizer`, for a plugin that cannot do without.
+    """`ctx.tokenizer`, or that of a processor, for a plugin that cannot do without.
 
     Raises:
         PluginError: the recipe names none, and neither does its model.
     """
-    if ctx.tokenizer is None:
+    tokenizer = getattr(ctx.tokenizer, "tokenizer", ctx.tokenizer)
+    if tokenizer is None or getattr(tokenizer, "model_input_names", None) == ["pixel_values"]:  # for images alone
         name = ctx.recipe.plugin.module
         raise PluginError(
             "model.tokenizer", f"the plugin {name} needs a tokenizer", "set it: byte, a hub id or a directory"
         )
-    return ctx.tokenizer
+    return tokenizer
 
 
 def encode(tokenizer: Any, texts: Sequence[str], *, target: bool = False) -> list[list[int]]:
@@ -187,12 +188,16 @@ def next_token_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array | N
 
 
 def generate(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Any:
-    """What the model makes of `input_ids` and `attention_mask` [B, L] by `predict.generation`: see `Model.generate`.
+    """What the model makes of a batch by `predict.generation`: see `Model.generate`.
+
+    It reads `input_ids` and `attention_mask` [B, L], or of a batch without them `pixel_values`.
 
     Token ids [B, N]; [B, D, N] with `num_samples` above 1; and with `log_probs` a dict.
     """
     settings = ctx.recipe.predict.generation.model_dump()
     named = {"rng": rng, "tokenizer": ctx.tokenizer, **settings}
+    if "input_ids" not in batch and "pixel_values" in batch:
+        return ctx.model.generate(params, batch["pixel_values"], **named)
     return ctx.model.generate(params, batch["input_ids"], batch["attention_mask"], **named)
 
 

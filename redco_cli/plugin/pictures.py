@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,9 @@ def _write(figure: Figure, path: Path) -> None:
     temporary = path.with_name(f".{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(temporary, format="png", dpi=160)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a model may write any letter
+            figure.savefig(temporary, format="png", dpi=160)
         os.replace(temporary, path)
     except OSError as error:
         remedy = "free space there and make it writable, or set eval.predict=false"

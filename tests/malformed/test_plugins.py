@@ -58,10 +58,10 @@ BEFORE_TRAINING = {
     "no such module": Case(
         (
             "command line: plugin.module: my.own.plugin is neither a built-in plugin nor a module\n"
-            "  -> known: causal_lm, contrastive, dates, distillation, docstrings, federated, few_shot, gan, "
-            "image_classification, instruct, maddpg, meta_learning, name_tasks, ppo, python_source, seq2seq, "
-            "source_pairs, source_tags, statements, td3, text_classification, text_to_image, "
-            "token_classification, vae"
+            "  -> known: captioning, causal_lm, contrastive, dates, distillation, docstrings, federated, "
+            "few_shot, gan, image_classification, instruct, maddpg, meta_learning, name_tasks, ppo, "
+            "python_source, seq2seq, source_pairs, source_tags, statements, td3, text_classification, "
+            "text_to_image, token_classification, vae"
         ),
         overrides=["plugin.module=my.own.plugin"],
     ),

@@ -3,10 +3,13 @@
 import json
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image
+from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from redco_cli.run import predict, train, validate
@@ -57,6 +60,17 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
     )
 
 
+def settings(train: str, held: str) -> list[str]:
+    """A short run with these data in the place of a recipe's, and with what was saved to `hub`."""
+    data = [
+        f"data.{split}={{name: null, split: train, limit: null, {one}}}"
+        for split, one in (("train", train), ("eval", held))
+    ]
+    return ["model.name=hub", "model.dtype=float32", *data, "data.max_length=64", "train.global_batch_size=8",
+            "train.steps=2", "train.warmup=0", "eval.every=2", "eval.at_start=true", "logging.plot=false",
+            "mesh.data=1", "output_dir=run"]  # fmt: skip
+
+
 def stand_in(
     model: transformers.PreTrainedModel, columns: tuple[str, ...], label: str, labels: list[object]
 ) -> list[str]:
@@ -70,13 +84,7 @@ def stand_in(
     ]
     for split, chosen in (("train", rows[:24]), ("eval", rows[24:])):
         Path(f"{split}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in chosen))
-    data = [
-        f"data.{split}={{path: json, name: null, split: train, limit: null, data_files: {split}.jsonl}}"
-        for split in ("train", "eval")
-    ]
-    return ["model.name=hub", "model.dtype=float32", *data, "data.max_length=64", "train.global_batch_size=8",
-            "train.steps=2", "train.warmup=0", "eval.every=2", "eval.at_start=true", "logging.plot=false",
-            "mesh.data=1", "output_dir=run"]  # fmt: skip
+    return settings(*(f"path: json, data_files: {split}.jsonl" for split in ("train", "eval")))
 
 
 def glue(task: str) -> list[str]:
@@ -99,6 +107,36 @@ def cnn_dailymail() -> list[str]:
     return [*made, "plugin.options.max_target_length=24", "predict.generation.max_new_tokens=8"]
 
 
+def vit_gpt2() -> list[str]:
+    """Saved as on the hub: masks of attention among the weights, and no class named for images and text together."""
+    torch.manual_seed(0)
+    sizes = {name: size for name, size in SIZES.items() if name != "vocab_size"}
+    encoder = transformers.ViTConfig(**sizes, image_size=16, patch_size=8)
+    decoder = transformers.GPT2Config(vocab_size=260, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    config.update({"pad_token_id": 258, "eos_token_id": 258, "decoder_start_token_id": 258})
+    model = transformers.VisionEncoderDecoderModel(config).eval()
+    model.save_pretrained("hub")
+    masks = {f"decoder.transformer.h.{layer}.{kind}.bias": np.tril(np.ones((1, 1, 64, 64), bool))
+             for layer in (0, 1) for kind in ("attn", "crossattention")}  # fmt: skip
+    save_file({**load_file("hub/model.safetensors"), **masks}, "hub/model.safetensors", {"format": "pt"})
+    tokenizer().save_pretrained("hub")
+    images = {"feature_extractor_type": "ViTFeatureExtractor", "do_resize": True, "do_normalize": True, "resample": 2,
+              "size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}  # fmt: skip
+    Path("hub/preprocessor_config.json").write_text(json.dumps(images))
+    draw = np.random.default_rng(0)
+    pixels = [
+        draw.integers(0, 256, (20, 30) if number % 5 == 0 else (24, 18, 3)).astype(np.uint8) for number in range(35)
+    ]
+    rows = {"image": [Image.fromarray(one) for one in pixels],
+            "caption": [" ".join(draw.choice(WORDS, draw.integers(2, 5))) for _ in pixels]}  # fmt: skip
+    columns = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string")})
+    made = datasets.Dataset.from_dict(rows, features=columns)
+    made.select(range(24)).save_to_disk("of_train")
+    made.select(range(24, 35)).save_to_disk("of_eval")
+    return [*settings("path: of_train", "path: of_eval"), "model.revision=null"]
+
+
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -115,6 +153,12 @@ def test_summaries_are_valid() -> None:
     assert summary["steps"] == 2
     shown = "".join(sequences[0].tokens)
     assert shown.endswith("=> <s>the cat sat</s>")
+
+
+def test_captions_are_valid() -> None:
+    summary, _ = validate("vit_gpt2", vit_gpt2())
+    assert (summary["steps"], summary["examples"]) == (2, {"train": 24, "eval": 11})
+    assert summary["batch"] == "labels int32[8, 64], pixel_values float32[8, 3, 16, 16]"
 
 
 @pytest.mark.slow
@@ -147,6 +191,26 @@ def test_summaries_have_the_loss_and_beams_of_pytorch() -> None:
     with torch.no_grad():
         expected = model(**inputs, labels=labels).loss.item()
         written = model.generate(**inputs, max_new_tokens=8)
+    found = dict(result.evaluations)[0]
+    assert found["loss"] == pytest.approx(expected, rel=1e-4)
+    assert {"rouge1", "rouge2", "rougeL", "exact_match"} <= found.keys()
+    answers = [json.loads(line)["prediction"] for line in predict("run").read_text().splitlines()]
+    assert answers == tokenizer().batch_decode(written, skip_special_tokens=True)
+
+
+@pytest.mark.slow
+def test_captions_have_the_loss_and_beams_of_pytorch() -> None:
+    result = train("vit_gpt2", [*vit_gpt2(), "train.learning_rate=1e-20"])
+    model = transformers.VisionEncoderDecoderModel.from_pretrained("hub").eval()
+    rows = datasets.load_from_disk("of_eval")
+    images = transformers.ViTImageProcessor.from_pretrained("hub")
+    pixels = images([row["image"].convert("RGB") for row in rows], return_tensors="pt")["pixel_values"]
+    labels = tokenizer()(rows["caption"][:], padding=True, return_tensors="pt")["input_ids"]
+    labels[labels == 256] = -100
+    with torch.no_grad():
+        logits = model(pixel_values=pixels, labels=labels).logits  # whose own loss moves the labels a second time
+        expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item()
+        written = model.generate(pixels, max_new_tokens=16, num_beams=4)
     found = dict(result.evaluations)[0]
     assert found["loss"] == pytest.approx(expected, rel=1e-4)
     assert {"rouge1", "rouge2", "rougeL", "exact_match"} <= found.keys()

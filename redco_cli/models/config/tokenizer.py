@@ -26,6 +26,8 @@ _LOADERS = {
 }
 """Task to the class that loads what prepares its inputs; text is prepared by `AutoTokenizer`."""
 
+_OF_LOADER = {"AutoImageProcessor": {"use_fast": False}}
+"""Loader to what it is told besides: the fast image processors need torchvision."""
 _FILES = ("tokenizer*", "vocab*", "*.model", "preprocessor_config.json", "processor_config.json")
 _OTHER_TOKENIZER = "leave it out, or name a tokenizer of transformers in model.tokenizer"
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
@@ -168,7 +170,7 @@ def _load(loader: str, name: str, revision: str | None, where: str) -> Any:
         raise ModelError(where, f"there is no directory {name}", "check the path")
     try:
         tokenizer = getattr(transformers, loader).from_pretrained(
-            source or name, revision=revision or "main", trust_remote_code=False
+            source or name, revision=revision or "main", trust_remote_code=False, **_OF_LOADER.get(loader, {})
         )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
