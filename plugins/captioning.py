@@ -9,6 +9,7 @@ nothing. Evaluation has digits that no training image has, in pairs of classes t
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,8 +36,9 @@ from redco_cli.plugin.parts import (
 digits = builtin("image_classification")
 WORDS = ("a zero", "a one", "a two", "a three", "a four", "a five", "a six", "a seven", "an eight", "a nine")
 SIDE, DIGIT = 16, 8
-SHOWN = 12
-"""So many captions are in the picture."""
+MARGIN = (SIDE - DIGIT) // 2
+SHOWN, LETTERS = 12, 36
+"""So many captions are in the picture, in lines of so many letters."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,19 @@ class Options:
         caption: the column of texts.
         train_examples: how many pairs of digits to make for training.
         eval_examples: how many to make for evaluation.
+        shift: each digit stands up to so many pixels above or below the middle, 0 to 4.
     """
 
     image: str = "image"
     caption: str = "caption"
     train_examples: int = 100_000
     eval_examples: int = 500
+    shift: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuses digits beyond the image."""
+        if not 0 <= self.shift <= MARGIN:
+            raise ValueError(f"shift {self.shift}: from 0 to {MARGIN}")
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,8 @@ class Pairs:
         pair = self.pairs[int(draw.integers(len(self.pairs)))]
         image = np.zeros((SIDE, SIDE, 1), np.float32)
         for left, digit in zip((0, DIGIT), pair, strict=True):
-            top, chosen = int(draw.integers(SIDE - DIGIT + 1)), int(draw.integers(len(self.images[digit])))
+            top = MARGIN + int(draw.integers(-self.options.shift, self.options.shift + 1))
+            chosen = int(draw.integers(len(self.images[digit])))
             image[top : top + DIGIT, left : left + DIGIT] = self.images[digit][chosen]
         return {self.options.image: image, self.options.caption: caption_of(pair)}
 
@@ -146,5 +156,5 @@ def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[A
         for axes, example, said in zip(figure.axes, examples, predictions, strict=False):
             axes.imshow(np.asarray(example[ctx.options.image]), cmap="gray")
             text = said["text"] if isinstance(said, Mapping) else said
-            axes.set_title(text, fontsize=8, wrap=True, parse_math=False)
+            axes.set_title(textwrap.fill(text, LETTERS), fontsize=8, parse_math=False)
     return found
