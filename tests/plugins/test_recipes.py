@@ -19,6 +19,7 @@ SHORT = {
     "few_shot": ["plugin.options.eval_tasks=16", "train.warmup=20", "train.learning_rate=5e-4"],
     "text_to_image": ["plugin.options.steps=2"],
     "tagging": ["plugin.options.eval_examples=64"],
+    "captioning": ["plugin.options.eval_examples=61", "train.warmup=20"],
     "private": ["privacy.accountant=rdp"],
 }
 """Recipe to what makes twenty steps of it short."""
