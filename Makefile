@@ -69,7 +69,7 @@ test-chips: $(CHIPS)/.chips $(VENV)/.dev ## compile for GPUs and TPUs that are n
 	$(CHIPS)/bin/python -m tests.chips.adapters
 	$(PYTEST) tests/chips
 
-bench: $(VENV)/.dev ## every benchmark, half an hour: writes BENCHMARKS.md
+bench: $(VENV)/.dev ## every benchmark, one after the other: writes BENCHMARKS.md
 	$(BIN)/python tests/bench/everything.py
 
 check: lint types test ## what CI runs

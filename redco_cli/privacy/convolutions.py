@@ -1,7 +1,7 @@
 """The gradient of a kernel for each example, as a product of patches and cotangents.
 
-JAX makes of the gradients of many examples one convolution with a group for each. XLA (JAX 0.10.2) computes it wrongly
-where the examples are split over devices, and slowly where they are not. A kernel's gradient is as well
+JAX makes of the gradients of many examples one convolution with a group for each, and XLA (JAX 0.10.2) computes that
+wrongly where the examples are split over devices. A kernel's gradient is as well
 
     gradient[tap, input, output] = sum over places of patch[place, tap, input] * cotangent[place, output]
 
@@ -11,7 +11,6 @@ where a patch is what the kernel sees of an image from one place: a matrix produ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,17 +22,11 @@ from redco_cli.sharding.program.rewrite import bind, rewritten
 _CONVOLUTION = "conv_general_dilated"
 
 
-@dataclass(frozen=True)
 class _Patches:
-    """What becomes of a program: nothing is tracked, and each convolution has another gradient.
+    """What becomes of a program: nothing is tracked, and each convolution has another gradient."""
 
-    Attributes:
-        several: whether examples are split over devices.
-    """
-
-    several: bool
-    enters: frozenset[str] = frozenset({"cond", "while"})
-    everywhere: bool = True
+    enters = frozenset({"cond", "while"})
+    everywhere = True
 
     def is_tracked(self, operand: Any) -> bool:
         """No parameter is taken along in another form."""
@@ -44,30 +37,29 @@ class _Patches:
         name, params = equation.primitive.name, equation.params
         if name == _CONVOLUTION and params["batch_group_count"] == 1:
             return [_convolution(equation)(*operands)]
-        if self.several and _CONVOLUTION in name + str(params):
+        if _CONVOLUTION in name + str(params):
             problem = f"the model has a convolution with a gradient of its own (within {name}), and of one for each"
             problem += " example XLA computes wrong values on several devices"
             raise RecipeError("privacy", problem, "train on one device: mesh.data=1")
         return bind(equation, operands)
 
 
-def by_patches(function: Callable[..., Any], several: bool) -> Callable[..., Any]:
+def by_patches(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, whose convolutions have kernel gradients that may be vectorised over examples.
 
     Args:
         function: any that JAX can trace.
-        several: whether examples are split over devices.
 
     Raises:
-        RecipeError: when it is called, on several devices: a part that brings its own derivative (`jax.custom_vjp`)
-            has a convolution, which would stay as it is.
+        RecipeError: when it is called: a part that brings its own derivative (`jax.custom_vjp`) has a convolution,
+            which would stay as it is.
     """
 
     def replaced(*arguments: Any) -> Any:
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
         if _CONVOLUTION not in str(closed):
             return function(*arguments)
-        results = rewritten(closed, jax.tree.leaves(arguments), _Patches(several))
+        results = rewritten(closed, jax.tree.leaves(arguments), _Patches())
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return replaced

@@ -59,7 +59,8 @@ def private_gradient(
             counts = found.weight != 0
             return jnp.where(counts, found.sum / jnp.where(counts, found.weight, 1.0), 0.0), found
 
-        alone = by_patches(example_loss, any(place.num_devices > 1 for place in jax.tree.leaves(places)))
+        several = any(place.num_devices > 1 for place in jax.tree.leaves(places))
+        alone = by_patches(example_loss) if several else example_loss
         total, summed = _accumulated(alone, trainable, batch, budget.clip, places)
         noisy = jax.lax.with_sharding_constraint(add_noise(summed, key), places)
         return total, jax.tree.map(lambda leaf: leaf / budget.batch_size, noisy)
