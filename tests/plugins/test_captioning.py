@@ -15,7 +15,8 @@ from redco_cli.models.config.byte_tokenizer import EOS, ByteTokenizer
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin
 from redco_cli.row_notes import noting
-from redco_cli.run import predict, train
+from redco_cli.run import predict
+from tests.plugins.trained import trained
 
 captioning, digits = builtin("captioning"), builtin("image_classification")
 CLASSES = 10
@@ -153,8 +154,7 @@ def test_captions_are_compared_and_drawn(context, tmp_path, said):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_digits_that_nobody_has_seen_are_named_in_pairs_that_nobody_has_seen(seed, tmp_path):
-    result = train("captioning", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    values = result.evaluations[-1][1]
+    values = trained("captioning", tmp_path, [f"seed={seed}"])[-1]
     assert values["exact_match"] >= 0.9
     assert values["rougeL"] >= values["exact_match"]
     lines = [json.loads(line) for line in predict(tmp_path).read_text().splitlines()]

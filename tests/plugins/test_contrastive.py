@@ -7,7 +7,8 @@ import torch
 
 from redco_cli.errors import RedcoError
 from redco_cli.plugin.parts import builtin
-from redco_cli.run import train, validate
+from redco_cli.run import validate
+from tests.plugins.trained import trained
 
 contrastive = builtin("contrastive")
 
@@ -66,7 +67,6 @@ def test_micro_batches_are_refused_by_name(tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_images_find_texts_that_nobody_has_seen(seed, tmp_path):
-    result = train("contrastive", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    values = result.evaluations[-1][1]
+    values = trained("contrastive", tmp_path, [f"seed={seed}"])[-1]
     assert values["recall_image_to_text"] >= 0.8
     assert values["recall_text_to_image"] >= 0.8

@@ -12,7 +12,7 @@ from redco_cli.errors import PluginError
 from redco_cli.plugin.contract import Context
 from redco_cli.plugin.parts import builtin
 from redco_cli.recipe.schema import OtherModelSection
-from redco_cli.run import train
+from tests.plugins.trained import trained
 
 distillation = builtin("distillation")
 
@@ -59,8 +59,7 @@ def test_what_cannot_be_meant_is_refused(given):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_a_student_is_within_two_points_of_its_teacher(seed, tmp_path):
-    shared = [f"seed={seed}", "mesh.data=1", "logging.plot=false"]
-    train("digits", [*shared, f"output_dir={tmp_path}/teacher"])
-    student = [*shared, f"models.teacher.params={tmp_path}/teacher", f"output_dir={tmp_path}/student"]
-    values = train("distillation", student).evaluations[-1][1]
+    shared = [f"seed={seed}", "logging.plot=false"]
+    trained("digits", tmp_path / "teacher", shared)
+    values = trained("distillation", tmp_path / "student", [*shared, f"models.teacher.params={tmp_path}/teacher"])[-1]
     assert values["accuracy"] >= values["teacher_accuracy"] - 0.02

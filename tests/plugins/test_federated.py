@@ -13,6 +13,7 @@ from redco_cli.errors import PluginError, Requeue
 from redco_cli.plugin.parts import builtin
 from redco_cli.run import train
 from redco_cli.training.loop import TrainingRun
+from tests.plugins.trained import trained
 from tests.training.tiny import assert_same_run
 
 federated = builtin("federated")
@@ -151,5 +152,5 @@ def test_a_signal_in_a_round_waits_for_its_end_and_moments_are_kept(tmp_path, mo
 def test_digits_of_clients_are_known_to_the_server(seed, partition, least, tmp_path):
     for algorithm in ("fedavg", "fedprox", "fedadam"):
         options = f"plugin.options={{algorithm: {algorithm}, partition: {partition}}}"
-        settings = [f"seed={seed}", options, "mesh.data=1", "logging.plot=false", f"output_dir={tmp_path}/{algorithm}"]
-        assert train("federated", settings).evaluations[-1][1]["accuracy"] >= least
+        settings = [f"seed={seed}", options, "logging.plot=false"]
+        assert trained("federated", tmp_path / algorithm, settings)[-1]["accuracy"] >= least

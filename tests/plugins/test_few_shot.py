@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from redco_cli.plugin.parts import builtin
-from redco_cli.run import train
+from tests.plugins.trained import trained
 
 few = builtin("few_shot")
 
@@ -75,6 +75,5 @@ def test_the_probe_knows_images_that_it_saw(context):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_new_classes_are_told_apart_better_than_by_pixels(seed, tmp_path):
-    result = train("few_shot", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    values = result.evaluations[-1][1]
+    values = trained("few_shot", tmp_path, [f"seed={seed}"])[-1]
     assert values["accuracy_after_10"] >= values["linear_probe"] + 0.1

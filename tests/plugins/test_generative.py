@@ -9,7 +9,7 @@ import pytest
 from scipy.special import softmax
 
 from redco_cli.plugin.parts import builtin
-from redco_cli.run import train
+from tests.plugins.trained import trained
 
 vae, gan = builtin("vae"), builtin("gan")
 
@@ -67,8 +67,7 @@ def test_pictures_are_of_images_and_samples(context, tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_an_autoencoder_knows_more_than_how_often_a_pixel_has_a_level(seed, tmp_path):
-    result = train("vae", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    assert result.evaluations[-1][1]["loss"] < 95.0  # each pixel by its levels: 107.6
+    assert trained("vae", tmp_path, [f"seed={seed}"])[-1]["loss"] < 95.0  # each pixel by its levels: 107.6
 
 
 def test_generator_and_discriminator_do_not_train_each_other(context):
@@ -112,7 +111,6 @@ def test_modes_without_their_share_are_not_covered(context, tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_a_generator_covers_the_ring(seed, tmp_path):
-    result = train("gan", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    values = result.evaluations[-1][1]
+    values = trained("gan", tmp_path, [f"seed={seed}"])[-1]
     assert values["modes"] == 8
     assert values["good"] >= 0.9

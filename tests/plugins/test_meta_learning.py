@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from redco_cli.plugin.parts import builtin
-from redco_cli.run import train
+from tests.plugins.trained import trained
 
 meta = builtin("meta_learning")
 RATE, STEPS, SHOTS, WIDTH = 0.03, 3, 5, 4
@@ -75,8 +75,7 @@ def test_tasks_are_drawn(context, tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_sinusoids_are_known_after_few_steps(seed, tmp_path):
-    result = train("meta_learning", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    values = result.evaluations[-1][1]
+    values = trained("meta_learning", tmp_path, [f"seed={seed}"])[-1]
     assert values["error_after_1"] <= 0.8
     assert values["error_after_10"] <= 0.4
 
@@ -91,6 +90,6 @@ def test_what_learns_to_adapt_adapts_twice_as_well_as_what_does_not(tmp_path):
     }
     found = {}
     for name, given in options.items():
-        settings = [f"plugin.options={given}", "seed=3", "mesh.data=1", f"output_dir={tmp_path}/{name}"]
-        found[name] = train("meta_learning", settings).evaluations[-1][1]["error_after_10"]
+        settings = [f"plugin.options={given}", "seed=3"]
+        found[name] = trained("meta_learning", tmp_path / name, settings)[-1]["error_after_10"]
     assert max(found["first_order"], found["reptile"]) <= found["joint"] / 2, found

@@ -11,7 +11,7 @@ from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin
 from redco_cli.row_notes import noting
-from redco_cli.run import train
+from tests.plugins.trained import trained
 
 tagging, source = builtin("token_classification"), builtin("source_tags")
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -166,5 +166,4 @@ def test_lines_are_disjoint_short_and_reproducible(context, monkeypatch):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_words_of_python_are_told(seed, tmp_path):
-    result = train("tagging", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    assert result.evaluations[-1][1]["f1"] >= 0.95
+    assert trained("tagging", tmp_path, [f"seed={seed}"])[-1]["f1"] >= 0.95

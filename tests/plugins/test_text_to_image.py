@@ -11,8 +11,9 @@ import pytest
 
 from redco_cli.errors import ExampleError
 from redco_cli.plugin.parts import builtin
-from redco_cli.run import predict_examples, train
+from redco_cli.run import predict_examples
 from redco_cli.trained import load_model
+from tests.plugins.trained import trained
 
 text_to_image = builtin("text_to_image")
 SCHEDULE = text_to_image.SCHEDULE
@@ -183,9 +184,8 @@ def marks(run, judge, *overrides, each=100):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_prompts_become_digits_that_nobody_wrote(seed, tmp_path):
-    shared = ["mesh.data=1", "logging.plot=false"]
-    train("digits", [f"seed={seed + 10}", *shared, f"output_dir={tmp_path}/judge"])
-    train("text_to_image", [f"seed={seed}", *shared, f"output_dir={tmp_path}/run"])
+    trained("digits", tmp_path / "judge", [f"seed={seed + 10}", "logging.plot=false"])
+    trained("text_to_image", tmp_path / "run", [f"seed={seed}", "logging.plot=false"])
     found = marks(tmp_path / "run", tmp_path / "judge", "mesh.data=1")
     assert found["agreement"] >= 0.95, found
     assert min(found["spread"], found["variance"]) >= 0.7, found
