@@ -23,6 +23,7 @@ from redco_cli.adapters.stored import CONFIG, WEIGHTS, Array, PeftFiles, read_fi
 from redco_cli.adapters.uses import Use
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.diffusion.model import DiffusionModel
 from redco_cli.models.flax.naming import torch_name
 from redco_cli.models.own_module import ModuleModel
 from redco_cli.models.weights.table import Row, ignored, tensor_table
@@ -107,6 +108,9 @@ def read_peft(directory: Path, model: Any) -> tuple[Adapter, Params]:
     if isinstance(model, ModuleModel):
         problem = "PEFT knows no modules of a plugin, which is what this model is"
         raise ModelError(shown(directory), problem, "name a run that trained the adapter, or load that run itself")
+    if isinstance(model, DiffusionModel):
+        problem = f"adapters of a {model.config.model_type} are not read from PEFT's files"
+        raise ModelError(shown(directory), problem, "name a run that trained the adapter")
     files, places, uses = read_files(directory), _places(model), model_uses(model)
     _drop_tables(files, places, directory)
     _drop_tied_head(files, model, directory)

@@ -14,7 +14,9 @@ from jax.experimental import multihost_utils
 from redco_cli.errors import ModelError, StorageError
 from redco_cli.exporting.tensors import Model, Tensor
 from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.diffusion.model import DiffusionModel
 from redco_cli.models.example_inputs import example_inputs
+from redco_cli.models.flax.model import HfFlaxModel
 from redco_cli.models.own_module import ModuleModel
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.weights.load import load_params
@@ -46,17 +48,7 @@ def difference_of(model: Model, params: Params, tensors: Sequence[Tensor], direc
         StorageError: a process does not see the directory.
     """
     check_shared(directory)
-    is_decoder = isinstance(model, DecoderModel)
-    compute = jnp.dtype(model.module.dtype if isinstance(model, DecoderModel) else model.flax.dtype).name
-    section = ModelSection.model_validate(
-        {
-            "name": str(directory),
-            "task": model.task,
-            "dtype": compute,
-            "implementation": "decoder" if is_decoder else "hf_flax",
-        }
-    )
-    loaded = resolve_model(section, where=lambda key: f"{directory}: {key}")
+    loaded = resolve_model(_section_of(model, directory), where=lambda key: f"{directory}: {key}")
     narrowest = narrowest_of(tensors)
     outputs = outputs_of(model, rounded(params, narrowest))
     shardings = jax.tree.map(lambda leaf: getattr(leaf, "sharding", None), params)
@@ -70,6 +62,16 @@ def difference_of(model: Model, params: Params, tensors: Sequence[Tensor], direc
             "report this model: its export is wrong",
         )
     return difference
+
+
+def _section_of(model: Model, directory: Path) -> ModelSection:
+    """The `model` of a recipe that means a model in a directory, computed as `model` is."""
+    compute = model.flax.dtype if isinstance(model, HfFlaxModel) else model.module.dtype
+    given = {"name": str(directory), "dtype": jnp.dtype(compute).name}
+    if not isinstance(model, DiffusionModel):
+        kind = "decoder" if isinstance(model, DecoderModel) else "hf_flax"
+        given |= {"task": model.task, "implementation": kind}
+    return ModelSection.model_validate(given)
 
 
 def check_shared(directory: Path) -> None:

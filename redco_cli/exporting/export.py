@@ -22,7 +22,8 @@ from redco_cli.errors import ModelError, StorageError
 from redco_cli.exporting.check import difference_of
 from redco_cli.exporting.files import write_config, write_generation_config, write_tokenizer, write_weights
 from redco_cli.exporting.tensors import Model, Tensor, tensors_of
-from redco_cli.models.weights.files import has_weights, open_checkpoint, some
+from redco_cli.models.diffusion.model import DiffusionModel
+from redco_cli.models.weights.files import COMPONENT_STEM, open_checkpoint, some, weights_file
 from redco_cli.plugin.contract import Params
 from redco_cli.runtime.disk import check_directory
 
@@ -81,7 +82,8 @@ def export_model(
             model.
     """
     directory = directory.absolute()
-    stored = open_checkpoint(source) if source is not None and (began_there or has_weights(source)) else None
+    began_there = began_there or (source is not None and weights_file(source) is not None)
+    stored = open_checkpoint(source) if source is not None and began_there else None
     _check_params(model, params, directory)
     tensors = tensors_of(model, params, stored, dtype)
 
@@ -90,7 +92,10 @@ def export_model(
         write_generation_config(model, source, partial)
         write_tokenizer(tokenizer, source, partial)
 
-    return write_whole(tensors, directory, "pt", describe, lambda made: difference_of(model, params, tensors, made))
+    stem = COMPONENT_STEM if isinstance(model, DiffusionModel) else "model"
+    return write_whole(
+        tensors, directory, "pt", describe, lambda made: difference_of(model, params, tensors, made), stem=stem
+    )
 
 
 def write_whole(
@@ -99,6 +104,7 @@ def write_whole(
     names: Literal["pt", "flax"],
     describe: Callable[[Path], None],
     compare: Callable[[Path], float],
+    stem: str = "model",
 ) -> Exported:
     """Makes a model beside its place, and moves it there when it is whole and proved.
 
@@ -108,6 +114,7 @@ def write_whole(
         names: whose names and layouts the tensors have.
         describe: writes the other files; the first process calls it.
         compare: raises where what was made is not the model, else says how far it is from it. All processes call it.
+        stem: how the names of files of tensors begin.
 
     Raises:
         StorageError: the directory is not empty, or cannot be written.
@@ -117,7 +124,7 @@ def write_whole(
     _together(_prepare(directory, partial, tensors) if writing else None, directory)
     try:
         with CountProgress("writing", len(tensors), unit="tensors") as progress:
-            failure = write_weights(tensors, partial if writing else None, progress.update, names)
+            failure = write_weights(tensors, partial if writing else None, progress.update, names, stem)
         if writing and failure is None:
             failure = _failure_of(lambda: describe(partial))
         _together(failure, directory)

@@ -17,8 +17,9 @@ from redco_cli.exporting.tokenizer import save_byte_tokenizer
 from redco_cli.models.config.byte_tokenizer import ByteTokenizer
 from redco_cli.models.config.tasks import GENERATING, flax_class_names
 from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.diffusion.model import DiffusionModel
 from redco_cli.models.families.registry import in_old_keys
-from redco_cli.models.weights.files import DTYPES, INDEX, SAFETENSORS, Array
+from redco_cli.models.weights.files import DTYPES, INDEX_SUFFIX, Array
 
 SHARD_BYTES = 5 * 10**9
 """The most bytes of tensors in one file, where a tensor is not larger."""
@@ -43,7 +44,11 @@ _TEMPLATES = "additional_chat_templates"
 
 
 def write_weights(
-    tensors: Sequence[Tensor], directory: Path | None, told: Callable[[int], None], names: Literal["pt", "flax"]
+    tensors: Sequence[Tensor],
+    directory: Path | None,
+    told: Callable[[int], None],
+    names: Literal["pt", "flax"],
+    stem: str = "model",
 ) -> OSError | None:
     """Writes tensors as they are fetched.
 
@@ -52,12 +57,13 @@ def write_weights(
         directory: an empty one; None for a process that only takes part in fetching.
         told: called with the number of tensors fetched so far, after each.
         names: whose names and layouts they have.
+        stem: how the names of files begin.
 
     Returns:
         Why it could not be written; all tensors have been fetched all the same, so that no process waits for this one.
     """
     failure = None
-    files = _files(tensors)
+    files = _files(tensors, stem)
     counter = itertools.count(1)
     for name, members in files.items():
         fetched = _fetched(members, counter, told)
@@ -73,7 +79,9 @@ def write_weights(
             "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors)},
             "weight_map": {tensor.name: name for name, members in files.items() for tensor in members},
         }
-        (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        (directory / f"{stem}.safetensors{INDEX_SUFFIX}").write_text(
+            json.dumps(index, indent=2) + "\n", encoding="utf-8"
+        )
     return failure
 
 
@@ -83,7 +91,7 @@ def _fetched(tensors: Sequence[Tensor], counter: Iterator[int], told: Callable[[
         told(next(counter))
 
 
-def _files(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:
+def _files(tensors: Sequence[Tensor], stem: str) -> dict[str, list[Tensor]]:
     """The name of each file, and what is in it."""
     shards: list[list[Tensor]] = [[]]
     size = 0
@@ -94,8 +102,8 @@ def _files(tensors: Sequence[Tensor]) -> dict[str, list[Tensor]]:
         shards[-1].append(tensor)
         size += tensor.nbytes
     if len(shards) == 1:
-        return {SAFETENSORS: shards[0]}
-    return {f"model-{number:05d}-of-{len(shards):05d}.safetensors": one for number, one in enumerate(shards, start=1)}
+        return {f"{stem}.safetensors": shards[0]}
+    return {f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors": one for number, one in enumerate(shards, start=1)}
 
 
 def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array], names: str) -> None:
@@ -118,7 +126,11 @@ def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array], 
 
 
 def write_config(model: Model, tensors: Sequence[Tensor], directory: Path) -> None:
-    """`config.json`, with the class that PyTorch loads it into and the type of the weights."""
+    """`config.json`, with the class that PyTorch loads it into and the type of the weights; of diffusers as it was."""
+    if isinstance(model, DiffusionModel):
+        text = json.dumps(dict(model.config.stored), indent=2, sort_keys=True)
+        (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+        return
     from transformers.models.auto.modeling_auto import (  # as a name of its package it would need torch
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,

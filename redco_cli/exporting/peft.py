@@ -32,6 +32,7 @@ from redco_cli.exporting.files import write_tokenizer
 from redco_cli.exporting.saved_modules import modules_of, saved_tensors, tied_head
 from redco_cli.exporting.tensors import Model, Tensor, fetched
 from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.diffusion.model import DiffusionModel
 from redco_cli.models.example_inputs import example_inputs
 from redco_cli.models.flax.naming import torch_name
 from redco_cli.models.weights.files import SAFETENSORS, Array
@@ -114,6 +115,9 @@ def export_adapter(
         StorageError: the directory is not empty, or cannot be written.
         ModelError: PEFT has no form for it, or reading gives other logits.
     """
+    if isinstance(model, DiffusionModel):
+        problem = f"an adapter of a {model.config.model_type} has no form here that others read"
+        raise ModelError("--adapter", problem, "leave it out: the model is exported, merged")
     files = peft_files(adapter, own, base, model, name)
     tensors = [Tensor(key, "float32", one.shape, partial(_itself, one)) for key, one in files[WEIGHTS].items()]
 

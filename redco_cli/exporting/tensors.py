@@ -16,15 +16,18 @@ from jax.experimental import multihost_utils
 
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.diffusion.model import DiffusionModel
+from redco_cli.models.diffusion.naming import Entry
 from redco_cli.models.flax.model import HfFlaxModel
 from redco_cli.models.flax.naming import torch_name
 from redco_cli.models.weights.decoder import stored_names
+from redco_cli.models.weights.diffusion import named_entries
 from redco_cli.models.weights.files import Array, Checkpoint
 from redco_cli.models.weights.flax import place_stored
 from redco_cli.models.weights.table import Row, tensor_table
 from redco_cli.plugin.contract import Params
 
-Model = HfFlaxModel | DecoderModel
+Model = HfFlaxModel | DecoderModel | DiffusionModel
 Path = tuple[str, ...]
 
 
@@ -63,6 +66,8 @@ def tensors_of(model: Model, params: Params, stored: Checkpoint | None, dtype: s
     flat = flatten_dict(params)
     if isinstance(model, DecoderModel):
         return _decoder_tensors(model, flat, stored, dtype)
+    if isinstance(model, DiffusionModel):
+        return _component_tensors(model, flat, stored, dtype)
     return _flax_tensors(model, flat, stored, dtype)
 
 
@@ -92,6 +97,14 @@ def _decoder_tensors(
         for row in tensor_table(model.decoder)
         for index, name in row.tensors()
     ]
+
+
+def _component_tensors(
+    model: DiffusionModel, flat: Mapping[Path, Any], stored: Checkpoint | None, dtype: str | None
+) -> list[Tensor]:
+    """Under the names that the checkpoint has, where it has old ones."""
+    types = _Types({} if stored is None else stored.dtypes, dtype)
+    return [_from_entry(entry, name, flat, types.of(name)) for entry, name in named_entries(model, stored)]
 
 
 def _flax_tensors(
@@ -133,6 +146,14 @@ def _from_row(row: Row, index: tuple[int, ...], name: str, flat: Mapping[Path, A
         return _finite(row.put_together(tuple(fetched(flat[path], index, dtype) for path in row.paths)), name)
 
     return Tensor(name, dtype, row.stored_shape, fetch)
+
+
+def _from_entry(entry: Entry, name: str, flat: Mapping[Path, Any], dtype: str) -> Tensor:
+    def fetch() -> Array:
+        parts = [fetched(flat[path], (), dtype).transpose(entry.order) for path in entry.paths]
+        return _finite(np.concatenate(parts).reshape(entry.stored_shape), name)
+
+    return Tensor(name, dtype, entry.stored_shape, fetch)
 
 
 def _from_leaf(name: str, order: tuple[int, ...] | None, leaf: Any, dtype: str) -> Tensor:

@@ -9,7 +9,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from redco_cli.console import note
-from redco_cli.models.config.read import local_directory
+from redco_cli.models.config.read import model_directory
 from redco_cli.models.decoder.model import DecoderModel
 from redco_cli.models.families.registry import names_of
 from redco_cli.models.weights.files import some
@@ -24,7 +24,7 @@ def check_initial(model: Any, section: ModelSection) -> None:
     Raises:
         ModelError: there are none, they are cut off, or they do not fit the model.
     """
-    directory = None if section.name is None else local_directory(section.name)
+    directory = None if section.name is None else model_directory(section)
     if directory is not None:
         check_checkpoint(model, directory)
 

@@ -33,7 +33,8 @@ class Preset:
             head, so the model built from `config` may differ by less than 1 %.
         seq_length: tokens in a training example when nothing else is said: what the model was trained with, at most
             8192. Of an encoder-decoder on each side; of speech, the decoder's; of images, patches and class token.
-        config: the Hugging Face config, with `model_type` and `architectures`; the caller's own copy.
+        config: the Hugging Face config, with `model_type` and `architectures`, or that of diffusers, with
+            `_class_name`; the caller's own copy.
     """
 
     name: str

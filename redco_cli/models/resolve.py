@@ -10,11 +10,13 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from redco_cli.errors import ModelError
-from redco_cli.models.config.read import local_directory, read_config
+from redco_cli.models.config.read import model_directory, read_config
 from redco_cli.models.config.tasks import GENERATING, choose_task, flax_class_names
 from redco_cli.models.config.tokenizer import add_rows
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.model import DecoderModel, build_decoder
+from redco_cli.models.diffusion.config import ComponentConfig
+from redco_cli.models.diffusion.model import DiffusionModel, build_component
 from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
 from redco_cli.models.families.registry import family_of, text_part
 from redco_cli.models.flax.model import HfFlaxModel, build_model
@@ -36,7 +38,7 @@ _LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 
 def resolve_model(
     section: ModelSection, *, where: Callable[[str], str], remat: Remat = "auto"
-) -> HfFlaxModel | DecoderModel:
+) -> HfFlaxModel | DecoderModel | DiffusionModel:
     """The model that a recipe names or describes. Reads its config only, and allocates no parameters.
 
     `implementation: auto` takes our decoder for the causal models that it covers. Where it refuses a config by name
@@ -51,7 +53,10 @@ def resolve_model(
         ModelError: no such model, a config that cannot be used or asks for what no implementation honours, a task
             that the model type does not have.
     """
-    config = text_part(read_config(section, where=where))
+    config = read_config(section, where=where)
+    if isinstance(config, ComponentConfig):
+        return _component(section, config, where, remat)
+    config = text_part(config)
     added = add_rows(config, section, where=where)
     model = _built(section, config, where, remat)
     return model if added is None else replace(model, added=added)
@@ -62,6 +67,24 @@ def _built(section: ModelSection, config: Any, where: Callable[[str], str], rema
     if isinstance(chosen, DecoderConfig):
         return _decoder(section, config, chosen, where, remat)
     return _flax(section, config, chosen, where, remat)
+
+
+def _component(
+    section: ModelSection, config: ComponentConfig, where: Callable[[str], str], remat: Remat
+) -> DiffusionModel:
+    """A model of a diffusion pipeline: it has no head, and one implementation."""
+    if section.task != "auto":
+        raise ModelError(where("model.task"), f"{config.model_type} has no {section.task} head", "leave it out")
+    if section.implementation != "auto":
+        problem = f"{section.implementation} has no {config.model_type}"
+        raise ModelError(where("model.implementation"), problem, "leave it out")
+    if section.added_tokens is not None:
+        raise ModelError(where("model.added_tokens"), f"{config.model_type} reads no tokens", "leave them out")
+    if remat in ("dots", "offload"):
+        problem = f"{remat}, but {config.model_type} recomputes blocks or nothing"
+        raise ModelError(where("train.remat"), problem, "take full or none")
+    place = where("model.name" if section.name is not None else "model.config")
+    return build_component(config, dtype=section.dtype, where=place, remat="full" if remat == "full" else "none")
 
 
 def choose(section: ModelSection, config: Any, *, where: Callable[[str], str]) -> DecoderConfig | str:
@@ -191,16 +214,16 @@ def _generation_config(section: ModelSection) -> Any:
     from transformers import GenerationConfig
 
     try:
-        return GenerationConfig.from_pretrained(
-            local_directory(section.name) or section.name, revision=section.revision
-        )
+        directory = model_directory(section)
+        inside = {"subfolder": section.subfolder or ""} if directory is None else {}
+        return GenerationConfig.from_pretrained(directory or section.name, revision=section.revision, **inside)
     except OSError:  # most checkpoints before 2023 have none
         return None
 
 
 def load_named_model(
     section: ModelSection, mesh: Mesh | None, where: Callable[[str], str]
-) -> tuple[HfFlaxModel | DecoderModel, Params]:
+) -> tuple[HfFlaxModel | DecoderModel | DiffusionModel, Params]:
     """A saved model of a hub or a directory, with its parameters; see `redco_cli.trained.load_model`.
 
     Raises:

@@ -96,6 +96,8 @@ def section_of(recipe: Recipe, name: str) -> ModelSection:
     if given is None:
         return ModelSection()
     own = {key: value for key, value in given.model_dump(exclude={"frozen"}).items() if value is not None}
+    if "subfolder" in own and not own.keys() & {"name", "config"}:  # another model of the same pipeline
+        own |= {"name": recipe.model.name, "revision": own.get("revision", recipe.model.revision)}
     if own.keys() & {"name", "config"}:  # another architecture: its weights and its head are no longer those of `model`
         return ModelSection(**{"dtype": recipe.model.dtype, **own})
     return recipe.model.model_copy(update=own)
@@ -144,7 +146,7 @@ def assembled(recipe: Recipe, built: Any, where: Callable[[str], str]) -> Any:
                 problem = "has an architecture of its own here, but build_model returns one of that name"
                 raise RecipeError(where(f"models.{name}"), problem, "leave out name and config, or take another name")
             continue
-        if section.name is None and section.config is None:
+        if section.name is None and section.config is None and section.subfolder is None:
             if MAIN not in members:
                 problem = f"has neither name nor config, and build_model returns {', '.join(members)}"
                 raise RecipeError(where(f"models.{name}"), problem, "give it one, or let build_model return it too")

@@ -14,15 +14,15 @@ import optax
 
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.chips.compiler import Value, step_options
-from redco_cli.errors import ModelError, UsageError
+from redco_cli.errors import UsageError
 from redco_cli.job import Job, prepare
 from redco_cli.models.config.read import read_config
-from redco_cli.models.config.tasks import TO_SEQUENCE
+from redco_cli.models.diffusion.model import DiffusionModel
+from redco_cli.models.example_inputs import default_batch, default_loss
 from redco_cli.models.presets import close_presets, preset
 from redco_cli.models.resolve import resolve_model
 from redco_cli.placement import abstract_batch, overrides
-from redco_cli.plugin.contract import Loss, Params
-from redco_cli.plugin.parts import token_loss
+from redco_cli.plugin.contract import Loss
 from redco_cli.plugin.state import Variables
 from redco_cli.privacy.accounting import Budget
 from redco_cli.recipe.load import RESOLVED_NAME, load_recipe
@@ -38,8 +38,6 @@ Remat = Literal["none", "dots", "full", "offload"]
 DEFAULT_SEQ_LENGTH = 1024
 DEFAULT_DTYPE = "bfloat16"
 """What a model that is named without a recipe computes in, as most are trained; its parameters are float32."""
-_SAMPLES = 10 * 16_000
-"""Of a sound: ten seconds at 16 kHz."""
 
 
 @dataclass(frozen=True)
@@ -200,15 +198,15 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
         length = seq_length or (known.seq_length if known is not None else _positions(model.config))
         return Workload(
             name=name,
-            loss=lambda variables, arrays, key: _default_loss(model, variables.params, arrays, key),
+            loss=lambda variables, arrays, key: default_loss(model, variables.params, arrays, key),
             abstract=Variables(model.abstract, step=jax.ShapeDtypeStruct((), jnp.int32)),
             frozen=frozenset(),
             optimizer=optax.adamw(1e-4),
             update_state=lambda variables, _: variables.state,
-            batch=lambda size: _default_batch(model, size, length),
+            batch=lambda size: default_batch(model, size, length),
             global_batch_size=batch_size,
             micro_batch_size=None,
-            seq_length=None if model.task == "image_classification" else length,
+            seq_length=None if isinstance(model, DiffusionModel) or model.task == "image_classification" else length,
             mesh=None,
             override=(),
             remat=remat,
@@ -251,39 +249,3 @@ def _positions(config: Any) -> int:
         if isinstance(value, int) and value > 0:
             return min(value, 4096)
     return DEFAULT_SEQ_LENGTH
-
-
-def _default_batch(model: Any, size: int, length: int) -> dict[str, Any]:
-    """Arrays as a plugin for the task of the model would give them."""
-    config, task = model.config, model.task
-    tokens = jax.ShapeDtypeStruct((size, length), jnp.int32)
-    if task in ("image_classification", "vision_to_sequence"):
-        inner = getattr(config, "encoder", config)
-        side = inner.image_size if isinstance(inner.image_size, int) else inner.image_size[0]
-        pixels = jax.ShapeDtypeStruct((size, getattr(inner, "num_channels", 3), side, side), jnp.float32)
-        labels = tokens if task == "vision_to_sequence" else jax.ShapeDtypeStruct((size,), jnp.int32)
-        return {"pixel_values": pixels, "labels": labels}
-    if task == "speech_to_sequence" and config.model_type != "whisper":
-        return {"inputs": jax.ShapeDtypeStruct((size, _SAMPLES), jnp.float32), "labels": tokens}
-    if task == "speech_to_sequence":
-        frames = 2 * config.max_source_positions
-        features = jax.ShapeDtypeStruct((size, config.num_mel_bins, frames), jnp.float32)
-        return {"input_features": features, "labels": tokens}
-    labels = jax.ShapeDtypeStruct((size,), jnp.int32) if task == "sequence_classification" else tokens
-    return {"input_ids": tokens, "attention_mask": tokens, "labels": labels}
-
-
-def _default_loss(model: Any, params: Params, batch: Mapping[str, Any], key: Any) -> Loss:
-    """Cross-entropy of what the model's head gives."""
-    if model.task == "causal_lm":
-        found: Loss = model.next_token_loss(params, **batch, rng=key, train=True)
-        return Loss(found.sum, found.weight)
-    inputs = {name: leaf for name, leaf in batch.items() if name != "labels"}
-    if model.task in TO_SEQUENCE:
-        inputs["decoder_input_ids"] = model.decoder_inputs(batch["labels"])
-    logits = model(params, **inputs, rng=key, train=True)
-    if not hasattr(logits, "shape"):
-        problem = f"there is no default loss for the task {model.task}"
-        raise ModelError(model.where, problem, "inspect a recipe, with the loss of its plugin")
-    found = token_loss(logits, batch["labels"])
-    return Loss(found.sum, found.weight)

@@ -34,6 +34,8 @@ class ModelSection(Section):
 
     name: str | None = None
     """Hub id, or a local directory with `config.json`; weights are loaded from there."""
+    subfolder: str | None = None
+    """The model's folder below `name`, where that is a pipeline of several: `unet` of a Stable Diffusion."""
     config: dict[str, Any] | None = None
     """Inline Hugging Face config (`model_type` and its settings): a model from scratch, randomly initialised."""
     params: str | None = None
@@ -73,6 +75,8 @@ class OtherModelSection(Section):
 
     name: str | None = None
     """As in `model`; with this or a config of its own it has another architecture, and only `dtype` is as there."""
+    subfolder: str | None = None
+    """As in `model`; alone it is another model of the pipeline that `model.name` is."""
     config: dict[str, Any] | None = None
     """As in `model`."""
     params: str | None = None

@@ -28,6 +28,7 @@ Task = Literal[
     "vision_to_sequence",
     "speech_to_sequence",
     "clip",
+    "text_encoder",
 ]
 Remat = Literal["auto", "none", "dots", "full", "offload"]
 

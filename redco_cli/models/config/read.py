@@ -19,6 +19,7 @@ from redco_cli.errors import ModelError
 from redco_cli.models.config import byte_tokenizer
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tasks import supported_model_types, unknown_model_type
+from redco_cli.models.diffusion.reading import CLASS_NAME, read_component
 from redco_cli.models.families.registry import family_of
 from redco_cli.models.known_keys import any_rope_key, own_keys
 from redco_cli.recipe.explain import did_you_mean
@@ -30,7 +31,7 @@ _KINDS = ((bool, "true or false"), ((int, float), "a number"), (str, "text"), (d
 
 
 def read_config(section: ModelSection, *, where: Callable[[str], str]) -> Any:
-    """The transformers config of a model.
+    """The config of a model: of transformers, or of diffusers one of `models.diffusion.config`.
 
     Args:
         section: `model` of the recipe.
@@ -39,13 +40,24 @@ def read_config(section: ModelSection, *, where: Callable[[str], str]) -> Any:
     Raises:
         ModelError: there is no such model, its config cannot be read, or an inline config holds an unknown key.
     """
+    if section.subfolder is not None and section.name is None:
+        remedy = "set model.name to the pipeline that it is a folder of"
+        raise ModelError(where("model.subfolder"), "given without model.name", remedy)
+    if section.config is not None and CLASS_NAME in section.config:
+        return read_component(section.config, place=lambda key: where(f"model.config.{key}"), inline=True)
     if section.config is not None:
         return _inline_config(section.config, section.tokenizer, where)
     if section.name is None:
         raise ModelError(
             where("model"), "no model is given", "set model.name or model.config, or write build_model in the plugin"
         )
-    return _named_config(section.name, section.revision, where)
+    return _named_config(section, where)
+
+
+def model_directory(section: ModelSection) -> Path | None:
+    """The local directory with the files of a named model; None for one of the hub."""
+    directory = local_directory(section.name or "")
+    return directory if directory is None or section.subfolder is None else directory / section.subfolder
 
 
 def local_directory(name: str) -> Path | None:
@@ -54,24 +66,29 @@ def local_directory(name: str) -> Path | None:
     return path if os.path.isdir(path) else None  # which, unlike Path.is_dir, bears a name that no file can have
 
 
-def _named_config(name: str, revision: str | None, where: Callable[[str], str]) -> Any:
-    from transformers import AutoConfig
+def _named_config(section: ModelSection, where: Callable[[str], str]) -> Any:
+    from transformers import AutoConfig, PretrainedConfig
 
-    directory = local_directory(name)
-    if directory is None and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+    assert section.name is not None
+    name, directory = "/".join(filter(None, (section.name, section.subfolder))), model_directory(section)
+    if directory is None and (section.name.startswith((".", "/", "~")) or section.name.count("/") > 1):
         raise ModelError(
             where("model.name"),
-            f"there is no directory {name}",
+            f"there is no directory {section.name}",
             "give a directory with config.json, or a hub id such as openai-community/gpt2",
         )
     if directory is not None and not (directory / "config.json").is_file():
-        raise ModelError(
-            where("model.name"), f"the directory {name} has no config.json", "give the directory of a saved model"
-        )
+        raise ModelError(*_without_config(section, name, directory, where))
     tell_retries_once()
     _silence_unread_ropes()
+    source = directory or section.name
+    inside = {"revision": section.revision} | ({"subfolder": section.subfolder or ""} if directory is None else {})
     try:
-        config = AutoConfig.from_pretrained(directory or name, revision=revision, trust_remote_code=False)
+        values, _ = PretrainedConfig.get_config_dict(source, **inside)
+        if CLASS_NAME in values:
+            values.pop("_commit_hash", None)  # of a download
+            return read_component(values, place=lambda key: f"{where('model.name')}: {key}", inline=False)
+        config = AutoConfig.from_pretrained(source, **inside, trust_remote_code=False)
     except _CONFIG_FAULTS as error:
         raise ModelError(where("model.name"), *_hub_problem(name, directory, error)) from None
     named = config.architectures
@@ -79,6 +96,20 @@ def _named_config(name: str, revision: str | None, where: Callable[[str], str]) 
         problem = f"the config.json of {name} has architectures {named!r}, which is no list of names"
         raise ModelError(where("model.name"), problem, "repair the file, or save the model again")
     return config
+
+
+def _without_config(
+    section: ModelSection, name: str, directory: Path, where: Callable[[str], str]
+) -> tuple[str, str, str]:
+    """Place, problem and remedy for a directory that is no model's: that of a pipeline has models below it."""
+    if section.subfolder is not None and not directory.is_dir():
+        return where("model.subfolder"), f"there is no directory {name}", "name one of the models of the pipeline"
+    models = sorted(file.parent.name for file in directory.glob("*/config.json"))
+    if (directory / "model_index.json").is_file() and models:
+        problem = f"the directory {name} is a pipeline of several models"
+        return where("model.name"), problem, f"set model.subfolder to one of them: {', '.join(models)}"
+    problem = f"the directory {name} has no config.json"
+    return where("model.name"), problem, "give the directory of a saved model"
 
 
 class _NoUnreadRopes(logging.Filter):

@@ -23,6 +23,7 @@ _MAPPINGS = {
 """Task to its table in transformers. Where one class serves two tasks (BART), `auto` takes the first of them here."""
 
 _CLIP = {"clip": "FlaxCLIPModel", "vision-text-dual-encoder": "FlaxVisionTextDualEncoderModel"}
+_TEXT_ENCODERS = {"clip_text_model": "FlaxCLIPTextModel"}
 
 TO_SEQUENCE = frozenset({"seq2seq", "vision_to_sequence", "speech_to_sequence"})
 """Tasks with an encoder and a decoder that writes tokens."""
@@ -35,7 +36,7 @@ def flax_class_names(model_type: str) -> Mapping[str, str]:
     from transformers.models.auto import modeling_flax_auto
 
     names = {task: getattr(modeling_flax_auto, mapping).get(model_type) for task, mapping in _MAPPINGS.items()}
-    names["clip"] = _CLIP.get(model_type)
+    names |= {"clip": _CLIP.get(model_type), "text_encoder": _TEXT_ENCODERS.get(model_type)}
     return {task: name for task, name in names.items() if name is not None}
 
 
@@ -89,7 +90,9 @@ def supported_model_types() -> list[str]:
 
     tables = [getattr(modeling_flax_auto, mapping) for mapping in _MAPPINGS.values()]
     by_decoder = set(families()).union(*(family.part_of for family in families().values()))
-    return sorted({model_type for table in tables for model_type in table} | set(_CLIP) | by_decoder)
+    return sorted(
+        {model_type for table in tables for model_type in table} | set(_CLIP) | set(_TEXT_ENCODERS) | by_decoder
+    )
 
 
 def unknown_model_type(model_type: object, *, where: Callable[[str], str]) -> ModelError:

@@ -26,6 +26,8 @@ _LOADERS = {
 }
 """Task to the class that loads what prepares its inputs; text is prepared by `AutoTokenizer`."""
 
+_PIPELINE_FOLDER = "tokenizer"
+"""Where a pipeline of several models keeps the tokenizer of them all."""
 _OF_LOADER = {"AutoImageProcessor": {"use_fast": False}}
 """Loader to what it is told besides: the fast image processors need torchvision."""
 _FILES = ("tokenizer*", "vocab*", "*.model", "preprocessor_config.json", "processor_config.json")
@@ -43,8 +45,9 @@ def load_tokenizer(section: ModelSection, *, where: Callable[[str], str]) -> Any
     Returns:
         A `ByteTokenizer`, or what transformers loads from `model.tokenizer` (or else from `model.name`), with the chat
         template and the tokens that the recipe gives it; None when the recipe names neither, and for a directory
-        without any tokenizer file. Code from a hub is never run. Of a model that reads images and writes text it is a
-        processor with a `tokenizer` and, where its files have one, an `image_processor`.
+        without any tokenizer file; with `model.subfolder` that of the pipeline. Code from a hub is never run. Of a
+        model that reads images and writes text it is a processor with a `tokenizer` and, where its files have one, an
+        `image_processor`.
 
     Raises:
         ModelError: it cannot be loaded, has more ids than the model, other special ids than an inline config says, or
@@ -134,13 +137,13 @@ def _load_own(section: ModelSection, where: Callable[[str], str]) -> Any:
     elif section.tokenizer is not None:
         tokenizer = _load("AutoTokenizer", name, None, where("model.tokenizer"))
     else:
-        directory = local_directory(name)
-        if directory is not None and not _has_files(directory):
+        directory, folder = local_directory(name), "" if section.subfolder is None else _PIPELINE_FOLDER
+        if directory is not None and not _has_files(directory / folder):
             return None
         has_flax = bool(flax_class_names(read_config(section, where=where).model_type))
         task = choose_task(section.task, config, where=where) if has_flax else section.task
         loader = _LOADERS.get(task, "AutoTokenizer")
-        tokenizer = _load(loader, name, section.revision, where("model.name"))
+        tokenizer = _load(loader, name, section.revision, where("model.name"), folder)
         if task == "vision_to_sequence":
             tokenizer = _with_images(tokenizer, name, section.revision, where("model.name"))
     if config is not None:
@@ -162,7 +165,7 @@ def _has_files(directory: Path) -> bool:
     return any(next(directory.glob(pattern), None) for pattern in _FILES)
 
 
-def _load(loader: str, name: str, revision: str | None, where: str) -> Any:
+def _load(loader: str, name: str, revision: str | None, where: str, folder: str = "") -> Any:
     import transformers
 
     source = local_directory(name)
@@ -170,7 +173,11 @@ def _load(loader: str, name: str, revision: str | None, where: str) -> Any:
         raise ModelError(where, f"there is no directory {name}", "check the path")
     try:
         tokenizer = getattr(transformers, loader).from_pretrained(
-            source or name, revision=revision or "main", trust_remote_code=False, **_OF_LOADER.get(loader, {})
+            source or name,
+            revision=revision or "main",
+            subfolder=folder,
+            trust_remote_code=False,
+            **_OF_LOADER.get(loader, {}),
         )
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
@@ -205,7 +212,7 @@ def _with_images(processor: Any, name: str, revision: str | None, where: str) ->
 
 def _check_fit(tokenizer: Any, config: Any, section: ModelSection, where: Callable[[str], str]) -> None:
     """Every id must be a row of the embedding, and a model from scratch must end texts as its tokenizer does."""
-    text_config = config.get_text_config(decoder=True)
+    text_config = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else None
     vocab_size = getattr(text_config, "vocab_size", None)
     if not hasattr(tokenizer, "encode") or vocab_size is None:
         return

@@ -87,7 +87,7 @@ class HfFlaxModel:
             train: whether dropout is active.
 
         Returns:
-            The logits of the head; for question answering and CLIP the output object.
+            The logits of the head; of a text encoder hidden states [B, L, D]; of question answering and CLIP all.
 
         Raises:
             ModelError: an unknown or missing input, or one longer than the model's positions.
@@ -107,7 +107,9 @@ class HfFlaxModel:
             ) from None
         if length is not None:
             outputs = cropped(outputs, length, jnp.shape(arguments["input_ids"])[-1])
-        return outputs if self.task in _WHOLE_OUTPUT else outputs.logits
+        if self.task in _WHOLE_OUTPUT:
+            return outputs
+        return outputs.last_hidden_state if self.task == "text_encoder" else outputs.logits
 
     def next_token_loss(self, params: Params, *inputs: Any, labels: Any, weights: Any = None, **named: Any) -> Loss:
         """The loss of predicting each token from those before it, where a call gives logits [B, L, V].

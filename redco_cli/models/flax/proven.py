@@ -179,6 +179,9 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
     ),
     "clip": (Case({"projection_dim": 12}),),
     "clip_text_model": (
+        Case({**_CLIP_SIZES, "max_position_embeddings": 48}),
+        *_each("hidden_act", "gelu gelu_new relu"),
+        *_dropouts("attention_dropout"),
         Case({**_CLIP_SIZES, "max_position_embeddings": 48, "eos_token_id": 6}, inside="clip"),
         *_each("hidden_act", "gelu gelu_new relu", inside="clip"),
         *_dropouts("attention_dropout", inside="clip"),
@@ -248,10 +251,7 @@ PROVEN: Mapping[str, tuple[Case, ...]] = {
         *_dropouts("dropout attention_dropout layerdrop"),
     ),
     "pegasus": _bart(_BART_MORE),
-    "regnet": (
-        Case({**_RESNET_SIZES, "groups_width": 2}),
-        *_each("hidden_act", "gelu silu"),
-    ),
+    "regnet": (Case({**_RESNET_SIZES, "groups_width": 2}), *_each("hidden_act", "gelu silu")),
     "resnet": (Case({**_RESNET_SIZES, "downsample_in_first_stage": True}), *_each("hidden_act", "gelu silu")),
     "roberta": _ROBERTA,
     "roberta-prelayernorm": _ROBERTA,

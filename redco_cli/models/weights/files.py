@@ -18,7 +18,20 @@ Array = np.ndarray[Any, Any]
 Index = tuple[slice, ...]
 
 SAFETENSORS, FLAX = "model.safetensors", "flax_model.msgpack"
-INDEX = "model.safetensors.index.json"
+INDEX_SUFFIX = ".index.json"
+COMPONENT_STEM = "diffusion_pytorch_model"
+"""How the files begin in which diffusers keeps a model of its own."""
+WEIGHTS = (
+    SAFETENSORS,
+    f"{SAFETENSORS}{INDEX_SUFFIX}",
+    f"{COMPONENT_STEM}.safetensors",
+    f"{COMPONENT_STEM}.safetensors{INDEX_SUFFIX}",
+    FLAX,
+    "model.fp16.safetensors",
+    f"{COMPONENT_STEM}.fp16.safetensors",
+)
+"""Files of weights; of several in a directory the first counts, so that those in half precision do where they alone are
+there."""
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"} | {
     f"{sign}{bits}": f"{kind}{bits}" for sign, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
 }
@@ -49,9 +62,9 @@ class Checkpoint:
     read: Callable[[str, Index], Array]
 
 
-def has_weights(directory: Path) -> bool:
-    """Whether a directory holds a checkpoint of a form that can be opened."""
-    return any((directory / name).is_file() for name in (SAFETENSORS, INDEX, FLAX))
+def weights_file(directory: Path) -> str | None:
+    """The name of the file, or index of files, that holds the weights in a directory; None where none can be opened."""
+    return next((name for name in WEIGHTS if (directory / name).is_file()), None)
 
 
 def open_checkpoint(directory: Path) -> Checkpoint:
@@ -60,15 +73,14 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     Raises:
         ModelError: there is none that can be read without torch, or a file is missing, truncated or damaged.
     """
-    if (directory / SAFETENSORS).is_file():
-        return _open_safetensors([directory / SAFETENSORS])
-    if (directory / INDEX).is_file():
-        return _open_indexed(directory / INDEX)
-    if (directory / FLAX).is_file():
-        return _open_msgpack(directory / FLAX)
+    name = weights_file(directory)
+    if name is not None:
+        opened = _open_msgpack if name == FLAX else _open_indexed if name.endswith(INDEX_SUFFIX) else _open_one
+        return opened(directory / name)
     if any(directory.glob("*.bin")):
         raise ModelError(str(directory), "the weights are in PyTorch's pickle format (.bin)", _HOW_TO_CONVERT)
-    raise ModelError(str(directory), "has no weights", f"it needs {SAFETENSORS}, {INDEX} with its files, or {FLAX}")
+    remedy = f"it needs {SAFETENSORS}, {SAFETENSORS}{INDEX_SUFFIX} with its files, or {FLAX}"
+    raise ModelError(str(directory), "has no weights", remedy)
 
 
 def sharded_files(index: Path) -> list[Path]:
@@ -115,6 +127,10 @@ def _weight_map(index: Path) -> dict[str, str]:
         return {str(name): str(file) for name, file in json.loads(index.read_bytes())["weight_map"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(str(index), f"the index is damaged: {error!r}", _AGAIN) from None
+
+
+def _open_one(file: Path) -> Checkpoint:
+    return _open_safetensors([file])
 
 
 def _open_indexed(index: Path) -> Checkpoint:

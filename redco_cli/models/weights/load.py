@@ -15,11 +15,21 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from redco_cli.errors import ModelError
-from redco_cli.models.config.read import local_directory
+from redco_cli.models.config.read import model_directory
 from redco_cli.models.decoder.model import DecoderModel
+from redco_cli.models.diffusion.model import DiffusionModel
 from redco_cli.models.flax.model import HfFlaxModel
 from redco_cli.models.weights.decoder import decoder_vocabulary, fit_decoder
-from redco_cli.models.weights.files import FLAX, INDEX, SAFETENSORS, Checkpoint, open_checkpoint, sharded_files
+from redco_cli.models.weights.diffusion import fit_component
+from redco_cli.models.weights.files import (
+    FLAX,
+    INDEX_SUFFIX,
+    WEIGHTS,
+    Checkpoint,
+    open_checkpoint,
+    sharded_files,
+    weights_file,
+)
 from redco_cli.models.weights.fit import Fit, check_copies, check_fit
 from redco_cli.models.weights.flax import fit_flax, flax_vocabulary
 from redco_cli.models.weights.mxfp4 import unpacked
@@ -28,7 +38,7 @@ from redco_cli.models.weights.shards import fill
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
 
-Model = HfFlaxModel | DecoderModel
+Model = HfFlaxModel | DecoderModel | DiffusionModel
 Keeping = Callable[[str, jax.Array], Any]
 """What is made of a parameter, given its path, once it is read."""
 
@@ -55,20 +65,22 @@ def checkpoint_directory(section: ModelSection, *, where: Callable[[str], str]) 
         ModelError: the hub cannot be reached or has no weights that can be read without torch.
     """
     assert section.name is not None
-    directory = local_directory(section.name)
+    directory = model_directory(section)
     if directory is not None:
         return directory
     from transformers.utils import cached_file
 
+    inside = {"subfolder": section.subfolder or "", "revision": section.revision}
+
     def fetch(file: str) -> Path | None:
-        found = cached_file(section.name, file, revision=section.revision, _raise_exceptions_for_missing_entries=False)
+        found = cached_file(section.name, file, **inside, _raise_exceptions_for_missing_entries=False)
         return None if found is None else Path(found)
 
     try:
-        for name in (SAFETENSORS, INDEX, FLAX):
+        for name in WEIGHTS:
             found = fetch(name)
             if found is not None:
-                for shard in sharded_files(found) if name == INDEX else ():
+                for shard in sharded_files(found) if name.endswith(INDEX_SUFFIX) else ():
                     fetch(str(shard.relative_to(found.parent)))
                 return found.parent
     except OSError as error:
@@ -129,7 +141,7 @@ def check_checkpoint(model: Model, directory: Path) -> None:
     Raises:
         ModelError: the checkpoint does not fit the model, is cut off, or is not there.
     """
-    if any((directory / name).is_file() for name in (SAFETENSORS, INDEX)) or not (directory / FLAX).is_file():
+    if weights_file(directory) != FLAX:
         check_fit(_fit(model, _open(model, directory)), directory, may_lack_head=True)
 
 
@@ -138,7 +150,7 @@ def _open(model: Model, directory: Path) -> Checkpoint:
     checkpoint = open_checkpoint(directory)
     if isinstance(model, DecoderModel):
         checkpoint = unpacked(checkpoint)
-    if model.added is None:
+    if model.added is None or isinstance(model, DiffusionModel):
         return checkpoint
     if isinstance(model, DecoderModel):
         return with_rows(checkpoint, model.added, decoder_vocabulary(model, checkpoint))
@@ -146,6 +158,8 @@ def _open(model: Model, directory: Path) -> Checkpoint:
 
 
 def _fit(model: Model, checkpoint: Checkpoint) -> Fit:
+    if isinstance(model, DiffusionModel):
+        return fit_component(model, checkpoint)
     return fit_decoder(model, checkpoint) if isinstance(model, DecoderModel) else fit_flax(model, checkpoint)
 
 

@@ -22,7 +22,7 @@ from redco_cli.models.flax.proven import Case
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.weights.load import load_params
 from redco_cli.recipe.schema import ModelSection
-from tests.models.flax.tiny import CONFIGS, TORCH_CLASSES, config_for, inputs_for, where
+from tests.models.flax.tiny import CONFIGS, TORCH_CLASSES, config_for, inputs_for, logits_of, where
 
 PARTS = {
     ("clip", "clip_text_model"): "text_config",
@@ -122,7 +122,7 @@ def torch_run(model: Any, inputs: Mapping[str, np.ndarray]) -> Run:
     tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
     tensors = {name: value.long() if value.dtype == torch.int32 else value for name, value in tensors.items()}
     model.zero_grad()
-    outputs = {name: value for name, value in model(**tensors).items() if "logits" in name}
+    outputs = logits_of(model(**tensors))
     weights = _weights({name: tuple(value.shape) for name, value in outputs.items()}, inputs)
     sum((value * torch.from_numpy(weights[name])).sum() for name, value in outputs.items()).backward()
     return Run(

@@ -19,6 +19,7 @@ COVERING = [
     ("vision-encoder-decoder", "vision_to_sequence"),
     ("whisper", "speech_to_sequence"),
     ("clip", "clip"),
+    ("clip_text_model", "text_encoder"),
 ]
 """Every task, and every quirk of the classes, once."""
 ALL = [(model_type, task) for model_type in CONFIGS for task in flax_class_names(model_type)]

@@ -23,6 +23,7 @@ _BERT = {
     "intermediate_size": 32,
     "max_position_embeddings": 40,
 }
+_WORDS = {"vocab_size": 64, "max_position_embeddings": 40}
 _LLAMA = {**_BERT, "num_key_value_heads": 2}
 _BART = {
     "vocab_size": 64,
@@ -84,15 +85,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {**_VIT, "projection_dim": 8},
         "projection_dim": 8,
     },
+    "clip_text_model": {**_BERT, "projection_dim": 8, "eos_token_id": 3},
     "dinov2": {key: value for key, value in _VIT.items() if key != "intermediate_size"} | {"mlp_ratio": 2},
-    "distilbert": {
-        "vocab_size": 64,
-        "dim": 16,
-        "n_layers": 2,
-        "n_heads": 4,
-        "hidden_dim": 32,
-        "max_position_embeddings": 40,
-    },
+    "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 32, **_WORDS},
     "electra": {**_BERT, "embedding_size": 8},
     "encoder-decoder": {
         "encoder": {**_BERT, "model_type": "bert"},
@@ -184,6 +179,7 @@ TORCH_CLASSES = {
     "vision_to_sequence": "VisionEncoderDecoderModel",
     "speech_to_sequence": "AutoModelForSpeechSeq2Seq",
     "clip": "AutoModel",
+    "text_encoder": "CLIPTextModel",
 }
 
 
@@ -268,7 +264,13 @@ def torch_outputs(model: Any, inputs: dict[str, np.ndarray]) -> dict[str, np.nda
         outputs = model(
             **{name: value.long() if value.dtype == torch.int32 else value for name, value in tensors.items()}
         )
-    return {name: value.numpy() for name, value in outputs.items() if "logits" in name}
+    return {name: value.numpy() for name, value in logits_of(outputs).items()}
+
+
+def logits_of(outputs: Any) -> dict[str, Any]:
+    """The outputs of a PyTorch model that carry logits; of a text encoder the hidden states, by that name."""
+    found = {name: value for name, value in outputs.items() if "logits" in name}
+    return found or {"logits": outputs["last_hidden_state"]}
 
 
 def redco_outputs(saved: Saved, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
