@@ -40,6 +40,7 @@ class Autoencoder(nn.Module):  # type: ignore[misc]
     remat: str = "none"
 
     def setup(self) -> None:
+        """Both halves, and the matrices at the latents."""
         c, part = self.config, (self.config, self.dtype, self.remat)
         self.encoder, self.decoder = _Encoder(*part), _Decoder(*part)
         self.quant_conv = nn.Dense(2 * c.latent_channels, dtype=self.dtype)

@@ -54,11 +54,10 @@ def test_what_is_exported_is_what_diffusers_saved_bit_for_bit(config, dtype, tmp
 
 
 def test_every_tensor_is_read_into_a_parameter_and_back(tmp_path):
-    for name, config in (("unet", UNET), ("second", UNET_2), ("vae", AUTOENCODER)):
-        torch_model = saved(config, tmp_path / name)
-        found, expected = tensors(*opened(tmp_path / name)), torch_model.state_dict()
-        assert found.keys() == expected.keys()
-        assert all(np.array_equal(found[key], expected[key].numpy()) for key in expected)
+    torch_model = saved(UNET_2, tmp_path)
+    found, expected = tensors(*opened(tmp_path)), torch_model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[key], expected[key].numpy()) for key in expected)
 
 
 def test_old_names_and_convolutions_of_one_pixel_are_the_same_parameters(tmp_path):

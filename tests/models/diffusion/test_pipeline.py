@@ -136,7 +136,7 @@ def test_a_further_model_may_be_another_folder_of_the_same_pipeline():
     assert section_of(recipe, "model").subfolder == "unet"
 
 
-@pytest.mark.parametrize("hidden", [{"hidden_act": "quick_gelu"}, {"hidden_act": "gelu", "num_hidden_layers": 23}])
+@pytest.mark.parametrize("hidden", [{"hidden_act": "quick_gelu"}, {"hidden_act": "gelu"}])
 def test_configs_of_published_text_encoders_are_taken(hidden, tmp_path):
     """Of Stable Diffusion 1.5 and of 2.1, in all that is not a size."""
     config = {
@@ -153,7 +153,7 @@ def test_configs_of_published_text_encoders_are_taken(hidden, tmp_path):
         "max_position_embeddings": 77,
         "model_type": "clip_text_model",
         "num_attention_heads": 4,
-        "num_hidden_layers": 12,
+        "num_hidden_layers": 1,
         "pad_token_id": 1,
         "projection_dim": 512,
         "torch_dtype": "float32",

@@ -166,7 +166,7 @@ def test_inputs_of_another_shape_are_refused_with_the_one_that_is_taken():
     model = model_of(SMALL)
     latents, states = np.zeros((2, 4, 4, 4)), np.zeros((2, 3, 16))
     for given, message in (
-        ((latents.transpose(0, 3, 1, 2)[:, :3], np.zeros(2), states), "latents has shape [2, 3, 4, 4], but the U-Net"),
+        ((latents[..., :3], np.zeros(2), states), "latents has shape [2, 4, 4, 3], but the U-Net takes"),
         ((latents, 5, states), "timestep has shape [], but the U-Net takes [B]"),
         ((latents, np.zeros(2), states[..., :8]), "states has shape [2, 3, 8], but the U-Net takes [B, L, 16]"),
     ):

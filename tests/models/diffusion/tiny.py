@@ -26,6 +26,7 @@ UNET: dict[str, Any] = {
     "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
     "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
     "cross_attention_dim": 32,
+    "layers_per_block": 1,
     "norm_num_groups": 8,
     "sample_size": 8,
 }
@@ -42,7 +43,6 @@ AUTOENCODER: dict[str, Any] = {
     "block_out_channels": [32, 64],
     "down_block_types": ["DownEncoderBlock2D"] * 2,
     "up_block_types": ["UpDecoderBlock2D"] * 2,
-    "layers_per_block": 2,
     "norm_num_groups": 8,
     "sample_size": 16,
 }
