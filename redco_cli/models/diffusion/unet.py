@@ -47,7 +47,7 @@ class UNet(nn.Module):  # type: ignore[misc]
         c = self.config
         time = _Time(c, self.dtype, name="time_embedding")(timestep)
         states = states.astype(self.dtype)
-        part = partial(dict, config=c, dtype=self.dtype, remat=self.remat)
+        part: Any = partial(dict, config=c, dtype=self.dtype, remat=self.remat)
         x = conv3x3(c.block_out_channels[0], dtype=self.dtype, name="conv_in")(latents.astype(self.dtype))
         passed, levels = [x], range(len(c.block_out_channels))
         for level in levels:
