@@ -13,6 +13,7 @@ from redco_cli.plugin.diffusion import (
     cosine,
     from_betas,
     sample,
+    snr_weight,
     target_of,
     trailing,
 )
@@ -120,6 +121,15 @@ def test_what_is_predicted_says_what_is_seen(kind):
     np.testing.assert_allclose(
         clean_of(kind, target_of(kind, clean, noise, alpha, sigma), noisy, alpha, sigma), clean, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("kind", ["x0", "epsilon", "v"])
+def test_min_snr_weighs_each_prediction_by_the_error_of_the_image_that_it_stands_for(kind):
+    """The error of x_0 that follows from that of a prediction counts min(snr, 5), whatever is predicted."""
+    alpha, sigma = SCHEDULES["v"].alpha[:999:111], SCHEDULES["v"].sigma[:999:111]
+    clean, wrong = clean_of(kind, 0.0, 0.3, alpha, sigma), clean_of(kind, 1e-3, 0.3, alpha, sigma)
+    of_clean = np.minimum((alpha / sigma) ** 2, 5) * ((wrong - clean) / 1e-3) ** 2
+    np.testing.assert_allclose(snr_weight(kind, alpha, sigma, 5.0), of_clean, rtol=1e-5)
 
 
 def test_schedules_have_the_values_of_diffusers():

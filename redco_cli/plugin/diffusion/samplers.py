@@ -52,10 +52,20 @@ def trailing(schedule: Schedule, count: int) -> NDArray[np.int32]:
     return np.round(len(schedule) * (1 - np.arange(count) / count)).astype(np.int32) - 1
 
 
-def coefficients(schedule: Schedule, timesteps: NDArray[np.int32], solver: Solver) -> Floats:
-    """a, b and c of each step [N, 3], from each of N falling timesteps to the next, and from the last to no noise."""
+def coefficients(
+    schedule: Schedule, timesteps: NDArray[np.int32], solver: Solver, after: tuple[Floats, Floats] | None = None
+) -> Floats:
+    """a, b and c of each step [N, 3].
+
+    Args:
+        schedule: that the network was trained with.
+        timesteps: N times, falling.
+        solver: of which they are.
+        after: shares of image and noise that each step leads to, each [N]; by default those of the next timestep, and
+            of the last no noise.
+    """
     alpha, sigma = schedule.alpha[timesteps], schedule.sigma[timesteps]
-    next_alpha, next_sigma = np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)
+    next_alpha, next_sigma = (np.append(alpha[1:], 1.0), np.append(sigma[1:], 0.0)) if after is None else after
     a = next_sigma / sigma
     b = next_alpha - a * alpha
     c = np.zeros_like(b)
@@ -66,7 +76,12 @@ def coefficients(schedule: Schedule, timesteps: NDArray[np.int32], solver: Solve
 
 
 def sample(
-    denoise: Denoise, noise: jax.Array, schedule: Schedule, timesteps: NDArray[np.int32], solver: Solver
+    denoise: Denoise,
+    noise: jax.Array,
+    schedule: Schedule,
+    timesteps: NDArray[np.int32],
+    solver: Solver,
+    after: tuple[Floats, Floats] | None = None,
 ) -> jax.Array:
     """Images from noise; the same noise gives the same images. Traceable: one program, whatever the number of steps.
 
@@ -76,6 +91,7 @@ def sample(
         schedule: that the network was trained with.
         timesteps: where to ask it, falling; see `trailing`.
         solver: `ddim`, or `dpm_solver++`, which needs fewer steps.
+        after: see `coefficients`.
     """
 
     def step(carried: Pair, at: Pair) -> tuple[Pair, None]:
@@ -83,6 +99,6 @@ def sample(
         clean = denoise(noisy, timestep)
         return (weights[0] * noisy + weights[1] * clean + weights[2] * before, clean), None
 
-    weights = jnp.asarray(coefficients(schedule, timesteps, solver), noise.dtype)
+    weights = jnp.asarray(coefficients(schedule, timesteps, solver, after), noise.dtype)
     (drawn, _), _ = jax.lax.scan(step, (noise, jnp.zeros_like(noise)), (jnp.asarray(timesteps), weights))
     return drawn

@@ -50,6 +50,23 @@ def from_betas(betas: Any) -> Schedule:
     return Schedule(np.sqrt(kept), np.sqrt(1 - kept))
 
 
+def linear(count: int, first: float, last: float) -> Schedule:
+    """The schedule of Ho et al. (2020): betas rise evenly."""
+    return from_betas(np.linspace(first, last, count))
+
+
+def scaled_linear(count: int, first: float, last: float) -> Schedule:
+    """The schedule of latent diffusion (Rombach et al., 2022): the roots of betas rise evenly."""
+    return from_betas(np.linspace(first**0.5, last**0.5, count) ** 2)
+
+
+def without_signal(schedule: Schedule) -> Schedule:
+    """The same, but at its last time nothing of the image is left (Lin et al., 2024, algorithm 1)."""
+    first, last = schedule.alpha[0], schedule.alpha[-1]
+    alpha = (schedule.alpha - last) * first / (first - last)
+    return Schedule(alpha, np.sqrt(1 - alpha**2))
+
+
 def cosine(count: int = 1000, offset: float = 0.008, most: float = 0.999) -> Schedule:
     """The schedule of Nichol and Dhariwal (2021): alpha^2 falls as a squared cosine.
 
@@ -72,3 +89,18 @@ def clean_of(kind: Prediction, predicted: jax.Array, noisy: jax.Array, alpha: ja
     if kind == "x0":
         return predicted
     return (noisy - sigma * predicted) / alpha if kind == "epsilon" else alpha * noisy - sigma * predicted
+
+
+def snr_weight(kind: Prediction, alpha: jax.Array, sigma: jax.Array, most: float) -> jax.Array:
+    """How much the squared error of a prediction counts, so that of x_0 counts min(snr, most) (Hang et al., 2023).
+
+    With snr = (alpha / sigma)^2 the squared error of epsilon is snr times that of x_0, and that of v snr + 1 times.
+
+    Args:
+        kind: what is predicted.
+        alpha: share of the image at each time.
+        sigma: share of the noise.
+        most: gamma, beyond which a clearer image counts no more; 5 in the paper.
+    """
+    snr = (alpha / sigma) ** 2
+    return jnp.minimum(snr, most) / {"x0": 1.0, "epsilon": snr, "v": snr + 1}[kind]
