@@ -13,7 +13,7 @@ from redco_cli.data.mixture import Mixture, Part
 from redco_cli.data.resumable import ResumableStream, is_resumable
 from redco_cli.data.source import load_source
 from redco_cli.data.stream import is_seekable
-from redco_cli.errors import DataError, PluginError
+from redco_cli.errors import DataError, PluginError, RecipeError
 from redco_cli.plugin.contract import Context, Stage
 from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
@@ -132,6 +132,27 @@ def _warner(where: str) -> Callable[[str], None]:
     return lambda text: warn(f"{where}: {text}")
 
 
+def refuse_best_metric(loaded: LoadedRecipe, plugin: LoadedPlugin, known: Sequence[str]) -> None:
+    """Refuses an `eval.best_metric` that no evaluation will give.
+
+    What `metric_fn` returns, or `run_fn` logs, is known only when it has run; else what `loss_fn` gives is meant.
+
+    Args:
+        loaded: the recipe.
+        plugin: its functions.
+        known: what `loss_fn` gives.
+
+    Raises:
+        RecipeError: naming what there is.
+    """
+    section, has_more = loaded.recipe.eval, plugin.metric_fn is not None
+    if section.best_metric in known or (has_more and section.predict) or plugin.run_fn is not None:
+        return
+    hint = "; for those of metric_fn set eval.predict: true" if has_more else ""
+    problem = f"evaluation gives no {section.best_metric}"
+    raise RecipeError(loaded.where("eval.best_metric"), problem, f"it gives {', '.join(known)}{hint}")
+
+
 def refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
     """Refuses a job that asks for what only eval examples can give."""
     if "train" not in stages:
@@ -146,12 +167,23 @@ def refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:
         raise DataError(loaded.where(f"eval.{asked[0]}"), "there is no eval data", remedy)
 
 
-def refuse_without_train(loaded: LoadedRecipe, plugin: LoadedPlugin) -> None:
-    """Refuses a job that is to train on nothing.
+def refuse_untrainable(loaded: LoadedRecipe, plugin: LoadedPlugin, examples: Any) -> None:
+    """Refuses a job that is to train on nothing, or until its patience ends where an outer loop decides that.
+
+    Args:
+        loaded: the recipe.
+        plugin: with or without `load_examples`.
+        examples: to train on; None where there are none.
 
     Raises:
-        DataError: always.
+        RecipeError: `eval.patience` is given beside a `run_fn`.
+        DataError: there are no examples.
     """
-    found = "" if plugin.load_examples is None else "; load_examples(ctx, 'train') returned None"
-    remedy = "add data.train, or let load_examples(ctx, 'train') of the plugin return examples"
-    raise DataError(loaded.where("data.train"), f"there is no training data{found}", remedy)
+    if plugin.run_fn is not None and loaded.recipe.eval.patience is not None:
+        problem = f"{plugin.file} has a run_fn, which alone decides when its run ends"
+        remedy = "leave it out, and let run_fn compare what run.evaluate() returns"
+        raise RecipeError(loaded.where("eval.patience"), problem, remedy)
+    if examples is None:
+        found = "" if plugin.load_examples is None else "; load_examples(ctx, 'train') returned None"
+        remedy = "add data.train, or let load_examples(ctx, 'train') of the plugin return examples"
+        raise DataError(loaded.where("data.train"), f"there is no training data{found}", remedy)

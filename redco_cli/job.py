@@ -17,16 +17,17 @@ from redco_cli.data.collate import collated
 from redco_cli.data.encoded.buckets import LENGTHS, Buckets, buckets_of
 from redco_cli.data.places import place_of
 from redco_cli.encoding.collate import Collate, bound_collate
+from redco_cli.encoding.prepared import Prepared, blank, refuse_unprepared
 from redco_cli.encoding.rows import first_examples, refuse_unencoded, refuse_unseen_segments, rows_of
 from redco_cli.errors import RecipeError
-from redco_cli.examples import find_examples, refuse_without_eval, refuse_without_train
+from redco_cli.examples import find_examples, refuse_best_metric, refuse_untrainable, refuse_without_eval
 from redco_cli.models.config.hub import tell_retries_once
 from redco_cli.models.config.tokenizer import load_tokenizer
 from redco_cli.models.decoder.model import calls_with_segments
 from redco_cli.models.own_module import own_model
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, constant_of, without
-from redco_cli.plugin.calls import call_loss, call_predict, prove
+from redco_cli.plugin.calls import call_loss, call_predict, call_prepare, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with_secrets
@@ -116,6 +117,11 @@ class Job:
 
         return computed(self.model, predict, variables, batch, rng, repeats=True)
 
+    def prepared(self, variables: Variables, batch: Batch, rng: Any = None) -> dict[str, Any]:
+        """The columns that the plugin's `prepare_fn` makes of a batch, by models that are never updated. Traceable."""
+        constant = {name: variables.params[name] for name, one in self.recipe.models.items() if one.frozen}
+        return call_prepare(self.plugin, self.context("prepare"), constant, batch)
+
     def first_state(self, params: Params) -> Any:
         """The plugin's state before the first step, from the parameters that may change; None without. Traceable."""
         return init_state(self.plugin, self.context("train"), without(params, constant_of(self.model)))
@@ -186,10 +192,8 @@ def prepare(
     tokenizer = load_tokenizer(section, where=loaded.where)
     job = Job(loaded, plugin, model, tokenizer, None, None, init_shapes)
     if "train" in stages:
-        _refuse_patience(loaded, plugin)
         job = replace(job, train_examples=_examples(job, "train", known))
-        if job.train_examples is None:
-            refuse_without_train(loaded, plugin)
+        refuse_untrainable(loaded, plugin, job.train_examples)
     given = given(plugin) if callable(given) else given
     job = replace(job, eval_examples=_examples(job, "eval", known) if given is None else given)
     if job.eval_examples is None:
@@ -197,17 +201,9 @@ def prepare(
     if job.model is None:
         job = _with_own_model(job, stages[0] if stages else "predict")
     model, loaded = with_adapter(assembled(loaded.recipe, job.model, loaded.where), loaded)
-    job = replace(job, model=model, loaded=loaded)
-    job = _with_rows(job, stages, known)
+    job = _with_columns(_with_rows(replace(job, model=model, loaded=loaded), stages, known), stages)
     first = prove_plugin(job, stages)
     return job if first is None or job.init_shapes is not None else replace(job, init_shapes=shapes_of(first))
-
-
-def _refuse_patience(loaded: LoadedRecipe, plugin: LoadedPlugin) -> None:
-    if plugin.run_fn is not None and loaded.recipe.eval.patience is not None:
-        problem = f"{plugin.file} has a run_fn, which alone decides when its run ends"
-        remedy = "leave it out, and let run_fn compare what run.evaluate() returns"
-        raise RecipeError(loaded.where("eval.patience"), problem, remedy)
 
 
 def _examples(job: Job, split: Literal["train", "eval"], known: Job | None) -> Any:
@@ -227,6 +223,18 @@ def _with_rows(job: Job, stages: Sequence[Stage], known: Job | None) -> Job:
     if "eval" in stages:
         evaluated = rows_of(job.plugin, job.context("eval"), evaluated, job.where("data.eval"))
     return replace(job, train_rows=train, eval_rows=evaluated)
+
+
+def _with_columns(job: Job, stages: Sequence[Stage]) -> Job:
+    """The job whose rows have the columns of `prepare_fn`, of which only the shapes are known yet."""
+    if job.plugin.prepare_fn is None or isinstance(job.train_rows, Prepared):
+        return job
+    for split, rows in (("train", job.train_rows), ("eval", job.eval_rows)):
+        if split in stages and rows is not None:
+            refuse_unprepared(job.plugin, job.recipe, rows, job.where, split)
+            outputs = prove(job.prepared, job.abstract, first_batch(job, "prepare", rows))
+            job = replace(job, **{f"{split}_rows": blank(rows, outputs)})
+    return job
 
 
 def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
@@ -260,23 +268,13 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
             refuse_unprivate(job.recipe, job.plugin, proved, job.where)
             refuse_unseen_segments(job.plugin, job.train_rows if stage == "train" else job.eval_rows, calls)
         if stage == "eval" and "train" in stages:
-            _check_best_metric(job, ["loss", *proved.metrics])
+            refuse_best_metric(job.loaded, job.plugin, ["loss", *proved.metrics])
     return first
 
 
-def _check_best_metric(job: Job, known: Sequence[str]) -> None:
-    """What `metric_fn` returns, or `run_fn` logs, is known only when it has run; else what `loss_fn` gives is meant."""
-    section, has_more = job.recipe.eval, job.plugin.metric_fn is not None
-    if section.best_metric in known or (has_more and section.predict) or job.plugin.run_fn is not None:
-        return
-    hint = "; for those of metric_fn set eval.predict: true" if has_more else ""
-    problem = f"evaluation gives no {section.best_metric}"
-    raise RecipeError(job.where("eval.best_metric"), problem, f"it gives {', '.join(known)}{hint}")
-
-
-def first_batch(job: Job, stage: Stage) -> dict[str, np.ndarray[Any, Any]]:
-    """The collated first examples of a stage, as long as any: what holds them holds every batch."""
-    chosen = {"train": job.train_rows, "eval": job.eval_rows}.get(stage)
+def first_batch(job: Job, stage: Stage, examples: Any = None) -> dict[str, np.ndarray[Any, Any]]:
+    """The collated first examples of a stage, or others, as long as any: what holds them holds every batch."""
+    chosen = {"train": job.train_rows, "eval": job.eval_rows}.get(stage, examples)
     if chosen is None:  # for a prediction; or to build the model, before which nothing is encoded
         chosen = job.train_examples if stage == "train" else job.eval_examples
     probed, buckets = first_examples(chosen, PROBED_EXAMPLES), job.buckets(chosen, stage)
@@ -294,7 +292,9 @@ def _with_own_model(job: Job, stage: Stage) -> Job:
 def _init_shapes(job: Job, stage: Stage) -> Shapes:
     plugin, where = job.plugin, f"{job.plugin.file}: init_batch"
     if plugin.init_batch is None:
-        return shapes_of(first_batch(job, stage))
+        if plugin.prepare_fn is None or stage == "predict":
+            return shapes_of(first_batch(job, stage))
+        return shapes_of(first_batch(job, "prepare", job.train_examples or job.eval_examples))
     with guarded(where, "init_batch", plugin.file):
         batch = plugin.init_batch(job.context(stage))
     return shapes_of(check_batch(batch, 1, where))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import time
@@ -21,6 +22,7 @@ from redco_cli.planning.out_of_memory import explaining_out_of_memory
 from redco_cli.planning.validate import MaskedTokens, masked_sequences, summary
 from redco_cli.plugin.contract import Example
 from redco_cli.plugin.state import Variables
+from redco_cli.prediction.columns import with_columns
 from redco_cli.prediction.predict import check_output, line_of, write_predictions
 from redco_cli.prediction.predictor import Predictor
 from redco_cli.prediction.prompt import answer_text, conversation_example, explaining_prompt, prompt_example
@@ -92,8 +94,12 @@ def _train(loaded: LoadedRecipe, job: Job, placement: Placement, began: float) -
                 variables, examples, lambda done: progress.phase("predicting", done, len(examples)), salt
             )
 
+        def prepared(job: Job, variables: Variables) -> Job:
+            done = functools.partial(progress.phase, "preparing")
+            return with_columns(job, placement, variables, progress.compiling, done)
+
         with (
-            open_run(job, placement, timeline, updates, start, progress, predictions, stop) as (run, outer),
+            open_run(job, placement, timeline, updates, start, progress, predictions, stop, prepared) as (run, outer),
             saved_at_its_end(run, job),
         ):
             run.train() if outer is None else outer.drive(job.plugin.run_fn)
@@ -122,6 +128,11 @@ def evaluate(target: Name, overrides: Sequence[str] = (), *, checkpoint: str = "
     with explaining_out_of_memory(job, placement, "eval"), contextlib.ExitStack() as stack:
         variables, origin = trained_variables(job, placement, directory, checkpoint)
         note(f"{count} examples, with the parameters of {origin}")
+        if job.plugin.prepare_fn is not None:
+            with CountProgress("preparing", count) as preparing:
+                job = with_columns(
+                    job, placement, variables, preparing.compiling, lambda done, _: preparing.update(done)
+                )
         progress = stack.enter_context(CountProgress("evaluating", len(job.eval_rows)))
         step = compiled_evaluation(job, placement, progress.compiling)
 

@@ -142,7 +142,8 @@ def _rows(job: Job) -> dict[str, Any]:
 def _looked_at(job: Job, split: Stage, examples: Any) -> tuple[RowCounts, dict[str, list[str]], bool]:
     """The counts of the first rows, the first places of each kind, and whether these were all."""
     counts, places = RowCounts(), dict[str, list[str]]()
-    collate, began = job.collate(split), time.monotonic()
+    stage: Stage = split if job.plugin.prepare_fn is None else "prepare"  # which reads what an example is
+    collate, began = job.collate(stage), time.monotonic()
     size = len(examples) if hasattr(examples, "__len__") else None
     chosen = (examples[index] for index in range(size)) if size is not None else iter(examples)
     while part := list(itertools.islice(chosen, min(PART, LOOKED_AT - counts.rows))):
@@ -165,6 +166,8 @@ def _looked_at(job: Job, split: Stage, examples: Any) -> tuple[RowCounts, dict[s
 
 def masked_sequences(job: Job) -> Iterator[MaskedTokens]:
     """The first training sequences with what carries loss, where a batch has `input_ids` and `labels`."""
+    if job.plugin.prepare_fn is not None:
+        return
     examples = first_examples(job.train_examples, SHOWN_EXAMPLES)
     with recognised_shapes() as shapes:
         batch: Mapping[str, Any] = job.collate("train")(examples)

@@ -169,6 +169,26 @@ def _scalar(value: Any, where: str, what: str, batch: Batch) -> jax.Array:
     return jnp.asarray(value, jnp.float32)
 
 
+def call_prepare(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch) -> dict[str, Any]:
+    """`prepare_fn` on a batch, traced: columns by name, each [B, ...].
+
+    Raises:
+        PluginError: the function raised, or returned something else.
+    """
+    where, remedy = f"{plugin.file}: prepare_fn", "return a dict of arrays whose leading dim is the batch"
+    assert plugin.prepare_fn is not None
+    with guarded(where, "prepare_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
+        found = plugin.prepare_fn(ctx, params, batch)
+    size = jax.tree.leaves(batch)[0].shape[0]
+    if not isinstance(found, Mapping) or not found or not all(isinstance(name, str) for name in found):
+        raise PluginError(where, f"returned {found!r:.60}, no dict of columns by name", remedy)
+    for name, column in found.items():
+        if getattr(column, "shape", ())[:1] != (size,):
+            shape = list(getattr(column, "shape", ()))
+            raise PluginError(where, f"the column {name!r} has shape {shape} on the batch {describe(batch)}", remedy)
+    return dict(found)
+
+
 def call_predict(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, rng: Any) -> Any:
     """`predict_fn` on a batch, traced.
 

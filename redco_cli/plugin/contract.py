@@ -9,8 +9,7 @@ Glossary. Each word has one meaning everywhere in redco.
     micro-batch     the part of a global batch that goes through one forward and backward pass, over all devices.
     step            an optimizer step: one update of the parameters. Never a micro-batch.
     token           one position of a sequence that carries loss, unless said otherwise.
-    process         one Python program of a run; a host usually runs one.
-    host            a machine. Its devices are local to its process.
+    process         one Python program of a run, with devices of its own; a host, which is a machine, usually runs one.
     device          one accelerator, or one (possibly fake) CPU.
 
 Shape letters: B batch, whatever its size; L length of a sequence; V vocabulary.
@@ -24,6 +23,7 @@ A plugin is a Python module with these functions. They see a whole batch and hol
 and, where needed:
 
     def encode_fn(ctx, example): ...               # one example -> {"input_ids": [...], "labels": [...]}, not padded
+    def prepare_fn(ctx, params, batch): ...        # -> columns computed once, before the first step: leading dim B
     def output_fn(ctx, outputs): ...               # numpy arrays of one batch -> list of B JSON-able predictions
     def metric_fn(ctx, examples, predictions): ... # all examples and predictions -> dict of floats
     def load_examples(ctx, split): ...             # "train" or "eval" -> sequence or iterable of dicts
@@ -35,12 +35,9 @@ and, where needed:
     def run_fn(run): ...                           # a custom outer loop over run.train / run.evaluate / run.predict
 
 An optional dataclass `Options` types `plugin.options` of the recipe: unknown or mistyped options are then refused.
-
 A global batch is cut into micro-batches as the memory of the devices demands, on another machine otherwise. Nothing but
 noise that is drawn for each example, such as dropout, may depend on the cut: `Loss(sum, weight)` adds up over examples.
-A loss that needs the batch as a whole (each example against all others, noise of a whole step) says so by
-
-    whole_batch = True                             # a global batch is never cut
+A loss that needs the batch as a whole (each example against all others) says `whole_batch = True`: it is never cut.
 
 Example, a linear regression:
 
@@ -72,7 +69,7 @@ Example = Mapping[str, Any]
 """One item of a dataset."""
 Batch = Mapping[str, Any]
 """Name to array, each with leading dim B."""
-Stage = Literal["train", "eval", "predict"]
+Stage = Literal["train", "eval", "predict", "prepare"]
 
 ADAPTER_OFF = "adapter_off"
 """The name that marks a parameter, in a trace, as one whose adapter is not to be used."""
@@ -116,13 +113,13 @@ class Context:
         tokenizer: the model's tokenizer, or its processor (images, audio); None when there is none.
         options: the plugin's options: an instance of its `Options` dataclass, or the mapping from the recipe.
         recipe: the whole recipe, typed.
-        stage: what a batch is for: `train` and `eval` go to `loss_fn`, `predict` goes to `predict_fn`. A `collate_fn`
-            that builds different batches for the two (a prompt without its answer) looks here.
+        stage: what a batch is for: `train` and `eval` go to `loss_fn`, `predict` to `predict_fn`, `prepare` to
+            `prepare_fn`. A `collate_fn` that builds different batches (a prompt without its answer) looks here.
         state: in `loss_fn` and `predict_fn` what `init_state` and `update_state` made; elsewhere None.
         step: optimizer steps done: a traced int32 scalar in `loss_fn`, `predict_fn` and `update_state`, where the step
             itself is among them; a number in `collate_fn` of training batches; elsewhere None.
-        length: in `collate_fn`, what the rows of this batch are padded to, in tokens: `data.max_length`, or a bucket
-            that holds all rows of `encode_fn` in the batch over all processes; elsewhere None.
+        length: in `collate_fn`, what rows of `encode_fn` are padded to, in tokens: `data.max_length`, or a bucket that
+            holds all rows of the batch over all processes; elsewhere None.
     """
 
     model: Any
@@ -175,10 +172,7 @@ class Run(Protocol):
         """Trains for `steps` optimizer steps (default: once through `examples`) on `examples` (default: the recipe's).
 
         Never beyond `steps`. Without arguments it trains to the end of the run, with evaluations, checkpoints
-        and stops in between, as a run without a `run_fn` does.
-
-        Returns:
-            The means of loss and metrics over these steps; empty when there were none.
+        and stops in between, as a run without a `run_fn` does. Returns the means of loss and metrics over these steps.
         """
         ...
 
@@ -191,10 +185,7 @@ class Run(Protocol):
         ...
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Records values of the outer loop (a round's return, say) at the current step.
-
-        `eval.best_metric` may be one of them: a boundary is then ranked by what was logged since the one before.
-        """
+        """Records values of the outer loop, such as a round's return; `eval.best_metric` may be one of them."""
         ...
 
     def reset_optimizer(self) -> None:
@@ -237,6 +228,14 @@ class Plugin(Protocol):
         Returns:
             `input_ids`, and `labels` of the same length (default: the ids); other fields as the model takes them.
             Whole numbers become int32, others float32.
+        """
+        ...
+
+    def prepare_fn(self, ctx: Context, params: Params, batch: Batch) -> Mapping[str, Any]:
+        """Columns of the examples of a batch, computed once, before the first step. Traced by JAX.
+
+        `params` are those of the frozen `models`. `collate_fn` made the batch for the stage `prepare`, and finds the
+        columns in its examples for `train` and `eval`, as numpy arrays without the dim B.
         """
         ...
 

@@ -35,6 +35,7 @@ REQUIRED = {
 }
 OPTIONAL = {
     "encode_fn": ("ctx", "example"),
+    "prepare_fn": ("ctx", "params", "batch"),
     "output_fn": ("ctx", "outputs"),
     "metric_fn": ("ctx", "examples", "predictions"),
     "load_examples": ("ctx", "split"),
@@ -70,6 +71,7 @@ class LoadedPlugin:
     loss_fn: Callable[..., Any]
     predict_fn: Callable[..., Any]
     encode_fn: Callable[..., Any] | None = None
+    prepare_fn: Callable[..., Any] | None = None
     output_fn: Callable[..., Any] | None = None
     metric_fn: Callable[..., Any] | None = None
     load_examples: Callable[..., Any] | None = None

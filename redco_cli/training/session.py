@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from redco_cli.models.several import MAIN, keeps_base, unsaved
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.state import Variables
 from redco_cli.privacy.accounting import Budget, plan_budget
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
 from redco_cli.recipe.paths import pin_paths
@@ -110,6 +111,7 @@ def open_run(
     progress: TrainProgress,
     predict: Predict,
     stop: StopRequest,
+    prepared: Callable[[Job, Variables], Job] = lambda job, _: job,
 ) -> Iterator[tuple[TrainingRun, OuterLoop | None]]:
     """A run that is ready to train, and where the plugin has a `run_fn` what that drives.
 
@@ -122,12 +124,14 @@ def open_run(
         progress: the live line.
         predict: variables and examples to predictions.
         stop: what a signal asked for.
+        prepared: the job with what its plugin computes of every example before the first step.
 
     Raises:
         RedcoError: weights or checkpoint cannot be read, or the output directory cannot be written.
     """
     pinned = pin_paths(job.loaded)
     state = _first_state(job, placement, updates, start)
+    job = prepared(job, state.variables)
     with contextlib.ExitStack() as stack:
         check_owner(start.directory)
         leave_behind(start.checkpoints, start.left, start.directory / start.folder, (RESOLVED_NAME, METRICS_NAME))

@@ -12,8 +12,8 @@ from redco_cli.plugin.code.reach import Reach
 from redco_cli.plugin.load import LoadedPlugin
 
 _TRAINING = (
-    *("encode_fn", "collate_fn", "loss_fn", "build_model", "init_batch", "optimizer_fn", "load_examples"),
-    *("init_state", "update_state", "run_fn", "Options", "whole_batch"),
+    *("encode_fn", "prepare_fn", "collate_fn", "loss_fn", "build_model", "init_batch", "optimizer_fn"),
+    *("load_examples", "init_state", "update_state", "run_fn", "Options", "whole_batch"),
 )
 _PREDICTION = (
     *("encode_fn", "collate_fn", "predict_fn", "output_fn", "build_model", "init_batch", "init_state", "Options"),
