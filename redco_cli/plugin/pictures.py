@@ -22,6 +22,8 @@ OWN_PICTURE = "loss.png"
 """The core's own."""
 PIXEL = 6
 """Dots that a pixel of a small image gets on each side."""
+WIDEST = 2400
+"""Dots of a picture whose pixels get more than one."""
 
 
 @contextlib.contextmanager
@@ -77,7 +79,8 @@ def image_grid(ctx: Context, name: str, images: Any, columns: int) -> None:
     framed = np.pad(framed, [(0, 0), (1, 1), (1, 1), (0, 0)][: array.ndim], constant_values=1)
     cells = framed.reshape(-1, columns, *framed.shape[1:])
     whole = np.concatenate(list(np.concatenate(list(cells.swapaxes(0, 1)), axis=2)), axis=0)
-    with picture(ctx, name, (whole.shape[1] * PIXEL / 160, whole.shape[0] * PIXEL / 160)) as figure:
+    dots = max(1, min(PIXEL, WIDEST // whole.shape[1]))
+    with picture(ctx, name, (whole.shape[1] * dots / 160, whole.shape[0] * dots / 160)) as figure:
         figure.set_layout_engine("none")
         axes = figure.add_axes((0, 0, 1, 1))
         axes.axis("off")
