@@ -103,4 +103,5 @@ def snr_weight(kind: Prediction, alpha: jax.Array, sigma: jax.Array, most: float
         most: gamma, beyond which a clearer image counts no more; 5 in the paper.
     """
     snr = (alpha / sigma) ** 2
-    return jnp.minimum(snr, most) / {"x0": 1.0, "epsilon": snr, "v": snr + 1}[kind]
+    times_that_of_clean = {"x0": jnp.ones_like(snr), "epsilon": snr, "v": snr + 1}[kind]
+    return jnp.minimum(snr, most) / times_that_of_clean

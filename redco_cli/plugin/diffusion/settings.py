@@ -108,7 +108,7 @@ class Scheduler:
         elif self.spacing == "linspace":
             times = np.linspace(0, size - 1, points).round()[::-1][:count]
         else:
-            times = (np.arange(points) * (size // max(points, 1)) + self.offset)[::-1][:count]
+            times = (np.arange(points) * float(size // max(points, 1)) + self.offset)[::-1][:count]
         if count < 1 or count > size or times.max() >= size:
             problem = f"{count} steps were asked for, {self.spacing}, but the schedule has {size} times"
             raise PluginError("scheduler", problem, "draw in fewer steps, but at least 1")
