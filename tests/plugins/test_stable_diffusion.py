@@ -19,7 +19,7 @@ from redco_cli.models.weights.load import checkpoint_directory, load_params
 from redco_cli.plugin.parts import builtin
 from redco_cli.recipe.load import load_recipe
 from redco_cli.run import predict, predict_examples, train, validate
-from tests.plugins.stable import LENGTH, SHORT, SIDE, WORDS, write_images, write_pipeline
+from tests.plugins.tiny_pipeline import LENGTH, SHORT, SIDE, WORDS, write_images, write_pipeline
 from tests.training.tiny import recorded
 
 pytest.importorskip("diffusers")
