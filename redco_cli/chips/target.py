@@ -120,6 +120,26 @@ def current_platform() -> Platform:
     return found
 
 
+def widest_fused_head() -> int:
+    """Dims of a head up to which cuDNN's attention has a gradient on the GPUs of the programs; 0 on other devices.
+
+    On Blackwell 256 take a later cuDNN than 9.10.
+    """
+    capability = _capability()
+    return 0 if not capability else 256 if capability[0] == 9 else 128
+
+
+def _capability() -> tuple[int, ...]:
+    """Of CUDA, major and minor; empty for devices without it."""
+    target = current_target()
+    if target is not None:
+        return () if target.chip.multiprocessors is None else target.chip.multiprocessors.capability
+    import jax
+
+    said = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    return tuple(map(int, said.split("."))) if re.fullmatch(r"\d+\.\d+", said) else ()
+
+
 def chip_of(device_kind: str) -> Chip | None:
     """The chip that JAX calls so, as `jax.Device.device_kind` says; None for one that is not known."""
     return next((chip for chip in CHIPS.values() if device_kind in chip.kinds), None)

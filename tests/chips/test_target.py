@@ -64,10 +64,10 @@ def test_every_chip_is_whole():
         assert (chip.platform == "gpu") == (chip.multiprocessors is not None) == (chip.torus == 0)
 
 
-def attention_of(target):
+def attention_of(target, head_dim=64):
     """The names of the operations of a step that is traced for some devices."""
     with targeting(None if target is None else parse_target(target, "--target")):
-        workload = find_workload(json.dumps({**LLAMA, "head_dim": 64}), batch_size=8, seq_length=32)
+        workload = find_workload(json.dumps({**LLAMA, "head_dim": head_dim}), batch_size=8, seq_length=32)
         batch = workload.batch(8)
         return str(jax.make_jaxpr(lambda given, batch: workload.loss(given, batch, None).sum)(workload.abstract, batch))
 
@@ -78,6 +78,18 @@ def test_a_gpu_runs_its_own_attention_wherever_it_is_planned():
     assert "dot_product_attention_fwd" not in attention_of("v5e:2x4")
     assert "dot_product_attention_fwd" not in attention_of(None)
     assert current_platform() == "cpu"
+
+
+def test_padding_is_no_mask_for_a_gpu():
+    """A mask would be written to memory as a bias for every pair of tokens, none of which the kernel could skip."""
+    found = attention_of("h100:8")
+    assert "8,32,1,1" not in found and "8,1,32,32" not in found
+    assert "variadic_args=(False, False)" in found
+
+
+@pytest.mark.parametrize(("target", "fused"), [("h100:8", True), ("a100:8", False), ("b200:8", False)])
+def test_heads_of_256_have_a_kernel_on_hopper(target, fused):
+    assert ("dot_product_attention_fwd" in attention_of(target, head_dim=256)) == fused
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         elif self.kernel == "splash" and self._can_splash(q, context):
             mixed = self._attend_by_splash(q, k, v, layer, context)
         else:
-            fused = self._can_fuse(q.shape[1])
-            attend = self._attend_fused if fused else self._attend_in_blocks
+            attend = self._attend_fused if self._can_fuse(q.shape[1], context) else self._attend_in_blocks
             mixed = attend(q, splash.repeat_heads(k, c.heads), splash.repeat_heads(v, c.heads), layer, context)
         flat = mixed.reshape(*mixed.shape[:2], c.heads * c.head_dim)
         new = None if cache is None else KVCache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), cache.length)
@@ -83,11 +82,11 @@ class Attention(nn.Module):  # type: ignore[misc]
         x = x.reshape(*x.shape[:2], heads, c.head_dim)
         return Norm(c, self.dtype, name=norm)(x) if norm and c.qk_norm == "head" else x
 
-    def _can_fuse(self, length: int) -> bool:
-        """Whether the kernel computes what the config says; cuDNN's has no gradient for odd lengths and a mask."""
-        c = self.config
-        plain = c.attention_softcap is None and not c.attention_sinks and not (self.train and c.attention_dropout)
-        return self.kernel in ("xla", "cudnn") and plain and (self.kernel != "cudnn" or length % 2 == 0)
+    def _can_fuse(self, length: int, context: AttentionContext) -> bool:
+        """Whether the kernel computes what is to be; cuDNN's has no gradient for odd lengths and a mask."""
+        told = context.mask is None and context.bias is None and len({*self.config.windows}) < 2
+        can = told or self.kernel != "cudnn" or length % 2 == 0
+        return can and is_fused(self.config, self.kernel, train=self.train)
 
     def _can_splash(self, q: Array, context: AttentionContext) -> bool:
         drops = self.train and self.config.attention_dropout
@@ -194,6 +193,12 @@ class Attention(nn.Module):  # type: ignore[misc]
             scores = scores + context.bias
         mask = _visible(layer, context, windowed=any(c.windows))
         return _shares(jnp.where(mask, scores, _MASKED), layer.sinks).astype(self.dtype)
+
+
+def is_fused(config: DecoderConfig, kernel: Kernel, *, train: bool) -> bool:
+    """Whether JAX's function computes the attention of a config, by one of its kernels."""
+    drops = train and config.attention_dropout
+    return kernel in ("xla", "cudnn") and config.attention_softcap is None and not config.attention_sinks and not drops
 
 
 def _shares(scores: Array, sinks: Array | None) -> Array:

@@ -13,13 +13,20 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.decoder.attention import Kernel
+from redco_cli.models.decoder.attention import Kernel, is_fused
 from redco_cli.models.decoder.block import Block
 from redco_cli.models.decoder.cache import KVCache, empty_cache, extended
 from redco_cli.models.decoder.classifier import last_states
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.layers import Dense, Norm
-from redco_cli.models.decoder.masks import AttentionContext, attention_context, layer_traits, token_positions
+from redco_cli.models.decoder.masks import (
+    AttentionContext,
+    attention_context,
+    layer_traits,
+    padding_last,
+    reordered,
+    token_positions,
+)
 from redco_cli.models.decoder.runs import layer_runs
 
 Array = Any
@@ -167,6 +174,12 @@ class Decoder(nn.Module):  # type: ignore[misc]
         queries = first + jnp.arange(input_ids.shape[1], dtype=jnp.int32)
         if positions is None:
             positions = token_positions(c, queries, attention_mask)
+        if attention_mask is not None and cache is None and self._orders(segment_ids):
+            order, places = padding_last(attention_mask)
+            everywhere = jnp.broadcast_to(positions, input_ids.shape)
+            ids, positions = reordered(input_ids, order, places), reordered(everywhere, order, places)
+            hidden, _ = self._run(ids, None, positions, None, None)
+            return reordered(hidden, places, order), None
         x = self._embed(input_ids, positions)
         context = attention_context(c, queries, positions, attention_mask, segment_ids, cache)
         per_layer = None if cache is None else KVCache(cache.keys, cache.values, jnp.full((c.layers,), cache.length))
@@ -174,6 +187,15 @@ class Decoder(nn.Module):  # type: ignore[misc]
         if c.final_norm:
             x = self.final_norm(x)
         return (self.project_out(x) if c.embedding_size != c.hidden_size else x), new
+
+    def _orders(self, segment_ids: Array | None) -> bool:
+        """Whether padding goes behind the tokens of a row, so that the kernel of attention needs no mask.
+
+        Windows count the padding between tokens, which is nowhere but in odd masks, and ALiBi adds a bias anyway.
+        """
+        c = self.config
+        fused = is_fused(c, self.kernel, train=self.train)
+        return fused and segment_ids is None and not c.alibi and not any(c.windows)
 
     def _through_layers(self, x: Array, per_layer: Any, context: AttentionContext) -> tuple[Array, KVCache | None]:
         runs = layer_runs(self.config)

@@ -85,6 +85,40 @@ def texts_by_position(position_ids: Array) -> Array | None:
     return jnp.pad(jnp.cumsum(steps, axis=1), ((0, 0), (1, 0)))
 
 
+def padding_last(attention_mask: Array) -> tuple[Array, Array]:
+    """An order of the tokens of each row with its padding behind them: what is real sees the same without any mask.
+
+    Args:
+        attention_mask: [B, S], wherever the padding is.
+
+    Returns:
+        Which token stands at each place [B, S], and at which place each token stands [B, S]; for `reordered`.
+    """
+    order = jnp.argsort(~attention_mask.astype(bool), axis=1, stable=True)
+    return order, jnp.argsort(order, axis=1)
+
+
+@jax.custom_vjp
+def reordered(x: Array, order: Array, back: Array) -> Array:
+    """The tokens of rows [B, S, ...] in another order [B, S], which `back` [B, S] undoes.
+
+    Its gradient is gathered too: the compiler would add it up token by token.
+    """
+    return jnp.take_along_axis(x, order.reshape(*order.shape, *[1] * (x.ndim - 2)), axis=1)
+
+
+def _reordered(x: Array, order: Array, back: Array) -> tuple[Array, tuple[Array, Array]]:
+    return reordered(x, order, back), (order, back)
+
+
+def _reordered_back(orders: tuple[Array, Array], gradient: Array) -> tuple[Array, None, None]:
+    order, back = orders
+    return reordered(gradient, back, order), None, None
+
+
+reordered.defvjp(_reordered, _reordered_back)
+
+
 def layer_traits(config: DecoderConfig) -> LayerTraits:
     """What tells the layers apart, as arrays [L]."""
     windows = [NO_WINDOW if window is None else window for window in config.windows]

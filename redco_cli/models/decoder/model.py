@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from redco_cli.chips.target import current_platform
+from redco_cli.chips.target import current_platform, widest_fused_head
 from redco_cli.errors import ModelError
 from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
 from redco_cli.models.decoder.attention import Kernel
@@ -26,8 +26,6 @@ from redco_cli.models.generate.stops import stops_of
 from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
-_WIDEST_HEAD = 128
-"""Of cuDNN's attention before Hopper."""
 _EXPERTS = tuple(f"experts/{name}{part}" for name in ("gate", "up", "down") for part in ("", "_bias"))
 """Parameters that hold an array of each expert."""
 _INPUTS = ("input_ids", "attention_mask", "position_ids", "segment_ids")
@@ -295,6 +293,6 @@ def build_decoder(
 
 
 def _cudnn_can(config: DecoderConfig, dtype: str) -> bool:
-    """Whether JAX's fused attention runs here: in 16 bits, and with heads that every NVIDIA GPU since Ampere takes."""
+    """Whether JAX's fused attention runs here: on NVIDIA GPUs, in 16 bits, with heads whose gradient it has."""
     half = dtype in ("bfloat16", "float16")
-    return current_platform() == "gpu" and half and config.head_dim % 8 == 0 and config.head_dim <= _WIDEST_HEAD
+    return half and config.head_dim % 8 == 0 and config.head_dim <= widest_fused_head()

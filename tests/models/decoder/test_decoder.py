@@ -170,6 +170,24 @@ def test_the_kernel_of_jax_is_told_of_order_and_window(window):
     np.testing.assert_allclose(other, plain, atol=1e-5)
 
 
+@pytest.mark.parametrize("family", first(["opt"], "llama", "gpt2", "mixtral"))
+def test_the_kernel_of_jax_gets_no_mask_wherever_the_padding_is(family, monkeypatch):
+    masks, attend = [], jax.nn.dot_product_attention
+
+    def recorded(q, k, v, bias, mask, **named):
+        masks.append(mask)
+        return attend(q, k, v, bias, mask, **named)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", recorded)
+    module, params = decoder(family, **({"sliding_window": None} if family == "mixtral" else {}))
+    given = batch()
+    mask = np.concatenate([given.attention_mask, [[0, 1, 1, 0, 0, 1, 0, 1, 1, 1, 0, 1]], [[0] * 12]])
+    ids, real = np.concatenate([given.input_ids, given.input_ids[:2]]), mask.astype(bool)
+    plain, other = (apply(module.clone(kernel=kernel), params, ids, mask) for kernel in ("plain", "xla"))
+    np.testing.assert_allclose(other[real], plain[real], atol=1e-5)
+    assert masks == [None] * len(masks) and masks
+
+
 @pytest.mark.parametrize("family", first(["gemma3_text"], "bloom", "llama"))
 def test_queries_in_blocks_see_what_they_see_at_once(family, monkeypatch):
     module, params = decoder(family)
