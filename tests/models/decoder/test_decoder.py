@@ -185,7 +185,8 @@ def test_the_kernel_of_jax_gets_no_mask_wherever_the_padding_is(family, monkeypa
     ids, real = np.concatenate([given.input_ids, given.input_ids[:2]]), mask.astype(bool)
     plain, other = (apply(module.clone(kernel=kernel), params, ids, mask) for kernel in ("plain", "xla"))
     np.testing.assert_allclose(other[real], plain[real], atol=1e-5)
-    assert masks == [None] * len(masks) and masks
+    assert masks == [None] * len(masks)
+    assert masks
 
 
 @pytest.mark.parametrize("family", first(["gemma3_text"], "bloom", "llama"))
