@@ -183,7 +183,7 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
 
 def prepare_fn(ctx: Context, params: Params, batch: Batch) -> Mapping[str, Any]:
     """`mean` and `deviation` of the latents of an image [B, h, w, C], and `states` of its prompt [B, L, D]."""
-    made = {}
+    made: dict[str, Any] = {}
     for kind in kinds_of(batch):
         mean, log_variance = ctx.models["vae"].encode(params["vae"], batch[f"{kind}images"])
         states = ctx.models["text_encoder"](params["text_encoder"], batch[f"{kind}input_ids"])

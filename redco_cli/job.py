@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -233,7 +233,7 @@ def _with_columns(job: Job, stages: Sequence[Stage]) -> Job:
         if split in stages and rows is not None:
             refuse_unprepared(job.plugin, job.recipe, rows, job.where, split)
             outputs = prove(job.prepared, job.abstract, first_batch(job, "prepare", rows))
-            job = replace(job, **{f"{split}_rows": blank(rows, outputs)})
+            job = replace(job, **cast("Any", {f"{split}_rows": blank(rows, outputs)}))
     return job
 
 

@@ -29,3 +29,4 @@ def test_attention_is_a_kernel_of_the_chip():
     for name, program in PROGRAMS.items():
         kernel = "fmha" if program.target.startswith("h100") else "splash_mha"
         assert any(kernel in one for one in FOUND[name]["attention"]), name
+        assert not any("Bias" in one for one in FOUND[name]["attention"]), name

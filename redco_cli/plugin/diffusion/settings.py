@@ -104,7 +104,7 @@ class Scheduler:
         size = len(self.schedule)
         points = count + (self.solver == "dpm_solver++")  # which counts the end, where no noise is left
         if self.spacing == "trailing":
-            times = np.round(size * (1 - np.arange(count) / max(count, 1))) - 1
+            times: NDArray[Any] = np.round(size * (1 - np.arange(count) / max(count, 1))) - 1
         elif self.spacing == "linspace":
             times = np.linspace(0, size - 1, points).round()[::-1][:count]
         else:
