@@ -12,13 +12,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from redco_cli.plugin.contract import Context, Example
-from redco_cli.plugin.parts import builtin, held_out, standard_library
+from redco_cli.plugin.parts import builtin, column, held_out, rouge, standard_library
 
 seq2seq = builtin("seq2seq")
 collate_fn, loss_fn, predict_fn = seq2seq.collate_fn, seq2seq.loss_fn, seq2seq.predict_fn
-output_fn, metric_fn = seq2seq.output_fn, seq2seq.metric_fn
+output_fn = seq2seq.output_fn
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,14 @@ def load_examples(ctx: Context, split: str) -> Sequence[Example]:
         draw = random.Random(ctx.recipe.seed)  # noqa: S311  # examples, not secrets
         return draw.sample(examples, min(options.eval_examples, len(examples)))
     return examples
+
+
+def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[Any]) -> Mapping[str, float]:
+    """The metrics of `seq2seq`, and `first_line_rougeL`: what copying the first line of each function would reach."""
+    options = ctx.options
+    copied = [source.partition("\n")[0] for source in column(examples, options.source, str)]
+    scores: Mapping[str, float] = seq2seq.metric_fn(ctx, examples, predictions)
+    return {**scores, "first_line_rougeL": rouge(copied, column(examples, options.target, str))["rougeL"]}
 
 
 @cache

@@ -143,3 +143,11 @@ def test_docstrings_are_disjoint_by_sentence_and_fit(context, monkeypatch):
     assert max(len(one["target"]) for one in train) == 11
     assert max(len(one["source"]) for one in train) == 18
     assert evaluation == plugin.load_examples(ctx, "eval")
+
+
+def test_docstrings_are_compared_with_what_copying_the_first_line_reaches(context):
+    """Of its four words `Read the next line.` has two in `def read_line(self):`, of four, in order."""
+    example = {"source": "def read_line(self):\nreturn next(self)", "target": "Read the next line."}
+    found = builtin("docstrings").metric_fn(context("docstrings"), [example], ["Read it."])
+    assert found["first_line_rougeL"] == pytest.approx(2 / 4)
+    assert found["rougeL"] == pytest.approx(2 * (1 / 2) * (1 / 4) / (1 / 2 + 1 / 4))
