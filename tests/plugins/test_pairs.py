@@ -3,11 +3,25 @@
 import ast
 from collections import Counter
 
+import numpy as np
 import pytest
 
+from redco_cli.plugin import parts
 from redco_cli.plugin.parts import builtin, held_out
+from redco_cli.run import train
+from tests.training.tiny import recorded
 
 pairs = builtin("source_pairs")
+SMALL = [
+    *(f"model.config.{name}_size=16" for name in ("hidden", "embedding", "intermediate")),
+    "model.config.num_hidden_layers=1",
+    "plugin.options.train_examples=220",
+    "plugin.options.eval_examples=40",
+    "train.steps=2",
+    "train.warmup=0",
+    "logging.every=1",
+    "logging.plot=false",
+]
 
 
 def of(line):
@@ -68,3 +82,37 @@ def test_scores_are_shares_of_what_is_true(context, few):
         named = one["sentence2"].split()
         assert len(set(named)) == 4
         assert one["label"] == 5 * len(few[one["sentence1"]].intersection(named)) / 4
+
+
+@pytest.mark.parametrize(
+    ("recipe", "loss", "scores"),
+    [
+        ("pairs", np.log(2), {"accuracy", "f1", "macro_f1", "matthews"}),
+        ("similarity", np.mean(np.square([0, 1.25, 2.5, 3.75, 5])), {"pearson", "spearman", "mean_absolute_error"}),
+    ],
+)
+def test_recipes_of_pairs_begin_where_nothing_is_known(recipe, loss, scores, tmp_path, monkeypatch):
+    """A small model and the lines of a module: the loss of the first step, and GLUE's metrics of the last."""
+    made = "\n".join(f"x = a and [b_{i}] + 1 < a" for i in range(40))
+    few = {"argparse": parts.standard_library()["argparse"], "made": made}
+    monkeypatch.setattr(parts, "standard_library", lambda: few)
+    result = train(recipe, [*SMALL, "mesh.data=1", f"output_dir={tmp_path}"])
+    losses = [one["loss"] for one in recorded(tmp_path) if one["kind"] == "train"]
+    assert losses[0] == pytest.approx(loss, rel=0.3)
+    assert result.evaluations[-1][1].keys() >= scores
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_claims_about_lines_that_nobody_has_seen_are_told(seed, tmp_path):
+    result = train("pairs", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
+    assert result.evaluations[-1][1]["accuracy"] >= 0.65  # either class: 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_descriptions_of_lines_that_nobody_has_seen_are_scored(seed, tmp_path):
+    result = train("similarity", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
+    assert result.evaluations[-1][1]["spearman"] >= 0.8
