@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 
 from redco_cli.models.config.byte_tokenizer import EOS, PAD
-from redco_cli.plugin import parts
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin, held_out, standard_library
-from redco_cli.run import train
 from tests.plugins.conftest import collate
 
 
@@ -153,24 +151,3 @@ def test_docstrings_are_compared_with_what_copying_the_first_line_reaches(contex
     found = builtin("docstrings").metric_fn(context("docstrings"), [example], ["Read it."])
     assert found["first_line_rougeL"] == pytest.approx(2 / 4)
     assert found["rougeL"] == pytest.approx(2 * (1 / 2) * (1 / 4) / (1 / 2 + 1 / 4))
-
-
-def test_summaries_begin_where_nothing_is_known(tmp_path, monkeypatch):
-    """A small model and the functions of a module."""
-    few = {"tarfile": standard_library()["tarfile"]}
-    monkeypatch.setattr(parts, "standard_library", lambda: few)
-    sizes = {"d_model": 16, "d_kv": 8, "num_heads": 2, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1}
-    small = [*(f"model.config.{name}={size}" for name, size in sizes.items()), "predict.generation.max_new_tokens=4"]
-    result = train("summaries", [*small, "train.steps=1", "train.warmup=0", "mesh.data=1", f"output_dir={tmp_path}"])
-    values = result.evaluations[-1][1]
-    assert values["loss"] == pytest.approx(np.log(260), rel=0.2)
-    assert 0 <= values["rougeL"] < values["first_line_rougeL"] < 1
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [3, 4, 5])
-def test_summaries_of_functions_beat_their_first_lines(seed, tmp_path):
-    result = train("summaries", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    values = result.evaluations[-1][1]
-    assert values["rougeL"] > values["first_line_rougeL"]

@@ -9,6 +9,7 @@ import pytest
 from redco_cli.plugin import parts
 from redco_cli.plugin.parts import builtin, held_out
 from redco_cli.run import train
+from tests.plugins.trained import trained
 from tests.training.tiny import recorded
 
 pairs = builtin("source_pairs")
@@ -106,13 +107,11 @@ def test_recipes_of_pairs_begin_where_nothing_is_known(recipe, loss, scores, tmp
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_claims_about_lines_that_nobody_has_seen_are_told(seed, tmp_path):
-    result = train("pairs", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    assert result.evaluations[-1][1]["accuracy"] >= 0.65  # either class: 0.5
+    assert trained("pairs", tmp_path, [f"seed={seed}"])[-1]["accuracy"] >= 0.65  # either class: 0.5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_descriptions_of_lines_that_nobody_has_seen_are_scored(seed, tmp_path):
-    result = train("similarity", [f"seed={seed}", "mesh.data=1", f"output_dir={tmp_path}"])
-    assert result.evaluations[-1][1]["spearman"] >= 0.8
+    assert trained("similarity", tmp_path, [f"seed={seed}"])[-1]["spearman"] >= 0.8

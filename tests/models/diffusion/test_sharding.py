@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from redco_cli.models.example_inputs import default_batch, default_loss, example_inputs, example_loss
-from redco_cli.models.resolve import model_shardings, resolve_model
+from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.program.reading import read
+from tests.sharding.trial import compiled
 
 UNET = {
     "_class_name": "UNet2DConditionModel",
@@ -67,14 +67,14 @@ def test_heads_and_the_gated_layer_are_split_in_pairs():
 def test_loss_and_gradients_are_those_of_one_device(config, sizes):
     model = model_of(config)
     params, batch = jax.jit(model.init)(jax.random.key(0)), example_inputs(model, 8)
-    step = jax.value_and_grad(lambda params, batch: example_loss(model, params, batch))
-    loss, gradients = jax.jit(step)(params, batch)
-    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 3)
-    places = model_shardings(model, mesh, lambda key: key)
-    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    found, split = jax.jit(step, out_shardings=(None, places))(
-        jax.device_put(params, places), jax.device_put(batch, rows)
-    )
-    np.testing.assert_allclose(found, loss, rtol=1e-5)
+
+    def loss(params, batch):
+        return example_loss(model, params, batch)
+
+    plan = make_plan(read(loss, model.abstract, batch), sizes, where=str)
+    value, gradients = jax.jit(jax.value_and_grad(loss))(params, batch)
+    step, (stored, split) = compiled(loss, params, batch, plan)
+    found, divided = step(jax.device_put(params, stored), jax.device_put(batch, split))
+    np.testing.assert_allclose(found, value, rtol=1e-5)
     scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(gradients))
-    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5 * scale), split, gradients)
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5 * scale), divided, gradients)
