@@ -273,8 +273,8 @@ def test_an_export_that_is_another_model_is_not_kept(tmp_path, monkeypatch):
     _, model, params = a_decoder("llama", tmp_path / "in")
     write = export.write_weights
 
-    def spoil(tensors, directory, told, names):
-        failure = write(tensors, directory, told, names)
+    def spoil(tensors, directory, *others):
+        failure = write(tensors, directory, *others)
         file = directory / "model.safetensors"
         stored = load_file(file)
         save_file({name: tensor * 1.001 for name, tensor in stored.items()}, file, metadata={"format": "pt"})

@@ -79,7 +79,7 @@ CASES = {
         (
             "command line: model.task: 'translation' given, but one of 'auto', 'causal_lm', 'masked_lm', "
             "'seq2seq', 'sequence_classification', 'token_classification', 'question_answering', "
-            "'image_classification', 'vision_to_sequence', 'speech_to_sequence' or 'clip' is expected\n"
+            "'image_classification', 'vision_to_sequence', 'speech_to_sequence', 'clip' or 'text_encoder' is expected\n"
             "  -> model.task: Which head; `auto` reads it from the config's `architectures`."
         ),
         overrides=["model.task=translation"],

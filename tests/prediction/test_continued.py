@@ -142,7 +142,7 @@ def test_a_partial_file_without_its_description_starts_over() -> None:
 
 
 def test_other_weights_in_the_same_directory_are_other_parameters(tmp_path: Path) -> None:
-    section = SimpleNamespace(name=str(tmp_path), revision=None)
+    section = SimpleNamespace(name=str(tmp_path), revision=None, subfolder=None)
     job = SimpleNamespace(recipe=SimpleNamespace(model=section), where=str)
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes(b"1234")
