@@ -7,10 +7,10 @@ CHIPS  := .venv-chips
 PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install run fmt lint types test test-all test-chips bench check clean
+.PHONY: help install run fmt lint types test test-slow test-recipes test-all test-chips bench check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -55,8 +55,13 @@ $(VENV)/oracles/bitsandbytes: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oracles bitsandbytes==0.50.2
 	@touch $@
 
-test-all: $(VENV)/oracles/trl $(VENV)/oracles/bitsandbytes ## the tests and the slow matrices
-	$(PYTEST) --timeout 900
+test-slow: $(VENV)/oracles/trl $(VENV)/oracles/bitsandbytes ## the tests and the slow matrices, an hour
+	$(PYTEST) -m 'not recipe' --timeout 900
+
+test-recipes: $(VENV)/.dev ## train the recipes to the figures of their headers, three seeds each, an hour
+	$(PYTEST) -m recipe
+
+test-all: test-slow test-recipes ## every test
 
 # The compilers of GPUs and TPUs, in an environment of their own: they are large, and no other test needs them.
 $(CHIPS)/.chips: pyproject.toml

@@ -16,6 +16,7 @@ def base(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("quantize", ["null", "nf4"])
 def test_an_adapter_learns_what_its_base_was_not_taught(base, quantize, tmp_path):

@@ -151,6 +151,7 @@ def test_captions_are_compared_and_drawn(context, tmp_path, said):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_digits_that_nobody_has_seen_are_named_in_pairs_that_nobody_has_seen(seed, tmp_path):

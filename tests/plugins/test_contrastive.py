@@ -64,6 +64,7 @@ def test_micro_batches_are_refused_by_name(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_images_find_texts_that_nobody_has_seen(seed, tmp_path):

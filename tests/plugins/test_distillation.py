@@ -56,6 +56,7 @@ def test_what_cannot_be_meant_is_refused(given):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_a_student_is_within_two_points_of_its_teacher(seed, tmp_path):

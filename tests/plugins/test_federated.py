@@ -146,6 +146,7 @@ def test_a_signal_in_a_round_waits_for_its_end_and_moments_are_kept(tmp_path, mo
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 @pytest.mark.parametrize(("partition", "least"), [("iid", 0.97), ("label_skew", 0.93)])

@@ -72,6 +72,7 @@ def test_the_probe_knows_images_that_it_saw(context):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_new_classes_are_told_apart_better_than_by_pixels(seed, tmp_path):

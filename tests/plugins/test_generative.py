@@ -64,6 +64,7 @@ def test_pictures_are_of_images_and_samples(context, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_an_autoencoder_knows_more_than_how_often_a_pixel_has_a_level(seed, tmp_path):
@@ -108,6 +109,7 @@ def test_modes_without_their_share_are_not_covered(context, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_a_generator_covers_the_ring(seed, tmp_path):

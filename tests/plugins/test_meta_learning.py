@@ -72,6 +72,7 @@ def test_tasks_are_drawn(context, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_sinusoids_are_known_after_few_steps(seed, tmp_path):
@@ -81,6 +82,7 @@ def test_sinusoids_are_known_after_few_steps(seed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 def test_what_learns_to_adapt_adapts_twice_as_well_as_what_does_not(tmp_path):
     options = {

@@ -109,6 +109,7 @@ def test_recipes_of_pairs_begin_where_nothing_is_known(recipe, loss, scores, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_claims_about_lines_that_nobody_has_seen_are_told(seed, tmp_path):
@@ -116,6 +117,7 @@ def test_claims_about_lines_that_nobody_has_seen_are_told(seed, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_descriptions_of_lines_that_nobody_has_seen_are_scored(seed, tmp_path):

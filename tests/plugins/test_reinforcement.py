@@ -154,6 +154,7 @@ def test_a_run_that_is_stopped_ends_as_if_it_had_not_been(recipe, options, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("recipe", "more"),

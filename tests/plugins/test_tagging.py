@@ -163,6 +163,7 @@ def test_lines_are_disjoint_short_and_reproducible(context, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_words_of_python_are_told(seed, tmp_path):

@@ -181,6 +181,7 @@ def marks(run, judge, *overrides, each=100):
 
 
 @pytest.mark.slow
+@pytest.mark.recipe
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_prompts_become_digits_that_nobody_wrote(seed, tmp_path):

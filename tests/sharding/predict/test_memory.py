@@ -238,10 +238,16 @@ is taken for up to 35 % more than XLA keeps of it, depending on how the CPU lets
 """
 
 
+IN_TURN = [
+    (name, size, list(MESHES)[(first + second) % len(MESHES)])
+    for first, name in enumerate(FAMILIES)
+    for second, size in enumerate(SIZES)
+]
+"""Each model in each size, on the meshes in turn: each model is on every mesh, and each size."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "size", "mesh"), IN_TURN)
 def test_models_of_many_sizes_on_many_meshes(name, size, mesh):
     assert_close(*compared(name, SIZES[size], MESHES[mesh]), WITHIN.get(size, 0.26))
 
