@@ -4,12 +4,14 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.models.example_inputs import default_batch, default_loss, example_inputs, example_loss
-from redco_cli.models.resolve import resolve_model
+from redco_cli.models.resolve import model_shardings, resolve_model
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.program.reading import read
+from tests.sharding.measure import device_mesh
 from tests.sharding.trial import compiled
 
 UNET = {
@@ -59,6 +61,17 @@ def test_heads_and_the_gated_layer_are_split_in_pairs():
     rows = [f"{block}/{name}/kernel" for name in ("attn1/to_out", "attn2/to_out", "ff/down")]
     assert {path: specs[path] for path in columns} == dict.fromkeys(columns, (None, "tensor"))
     assert {path: specs[path][:1] for path in rows} == dict.fromkeys(rows, ("tensor",))
+
+
+@pytest.mark.slow
+def test_a_model_that_is_loaded_on_a_mesh_computes_what_one_device_does():
+    """Under `jax.jit` alone, where no training step gathers its parameters."""
+    model, mesh = model_of(UNET), device_mesh(EIGHT[1])
+    params, batch = jax.jit(model.init)(jax.random.key(0)), example_inputs(model, 8)
+    loss = jax.jit(lambda params, batch: example_loss(model, params, batch))
+    split = jax.device_put(batch, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+    placed = jax.device_put(params, model_shardings(model, mesh, str))
+    np.testing.assert_allclose(loss(placed, split), loss(params, batch), rtol=1e-5)
 
 
 @pytest.mark.slow
