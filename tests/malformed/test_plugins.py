@@ -58,8 +58,8 @@ BEFORE_TRAINING = {
     "no such module": Case(
         (
             "command line: plugin.module: my.own.plugin is neither a built-in plugin nor a module\n"
-            "  -> known: captioning, causal_lm, contrastive, dates, distillation, docstrings, federated, "
-            "few_shot, gan, image_classification, instruct, maddpg, meta_learning, name_tasks, ppo, "
+            "  -> known: captioning, causal_lm, contrastive, dates, distillation, federated, "
+            "few_shot, gan, image_classification, instruct, maddpg, meta_learning, name_tasks, outlines, ppo, "
             "python_source, seq2seq, source_pairs, source_tags, stable_diffusion, statements, td3, "
             "text_classification, text_to_image, token_classification, vae"
         ),

@@ -1,5 +1,7 @@
 """causal_lm, python_source and seq2seq: what goes into a batch, what is predicted, what the loss counts."""
 
+import ast
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -116,38 +118,58 @@ def test_dates_are_written_as_people_do(day, form, text):
     assert plugin.write(plugin.datetime.date(*day), form) == text
 
 
-def test_docstrings_are_first_sentences_of_their_functions():
+def test_outlines_tell_statements_in_their_order():
     source = (
-        'class A:\n  def get(self, key):\n    """Return the\n    value.  None is none.\n\n    More."""\n'
-        "    # why\n\n    return self[key]\n"
-        "def silent(x):\n  return x\n"
-        "def empty():\n  'Nothing.'\n"
-        "async def wait(\n    x,\n):\n  'Wait for x'\n  await x\n"
-        "def short(): 'Here'; return 1\n"
+        'def get(self, key):\n    """Return it."""\n    # why\n\n    kept = self.kept\n    return kept[key]\n'
+        "for x in read():\n  try:\n    x += 1\n  finally:\n    x.close()\n"
+        "def f(): pass\n"
     )
-    assert sorted(builtin("docstrings").documented(source)) == [
-        ("async def wait(\nx,\n):\nawait x", "Wait for x"),
-        ("def get(self, key):\n# why\nreturn self[key]", "Return the value."),
+    assert sorted(builtin("outlines").pieces(source)) == [
+        ("for x in read():\ntry:\nx += 1\nfinally:\nx.close()\ndef f(): pass",
+         "Loops over read, changes x, calls close, defines f."),
+        ("kept = self.kept\nreturn kept[key]", "Sets kept, returns kept."),
     ]
 
 
-def test_docstrings_are_disjoint_by_sentence_and_fit(context, monkeypatch):
-    plugin = builtin("docstrings")
-    few = {f"def f_{i}(x):\nreturn {i}": f"Return {i % 90}." + "." * (i % 3) for i in range(400)}
-    monkeypatch.setattr(plugin, "functions", lambda: few)
-    ctx = context("docstrings", max_length=18, max_target_length=12, eval_share=0.3, eval_examples=20)
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("a = b = c()", "Sets a."),
+        ("x: int = 3", "Sets x."),
+        ("assert not done", "Asserts done."),
+        ("del d[k]", "Deletes d."),
+        ("yield 'text'", "Yields a text."),
+        ("await f(x)", "Calls f."),
+        ("raise", "Raises it again."),
+        ("raise OSError(1)", "Raises OSError."),
+        ("with open(f) as g: return [1]", "Enters open, returns a list."),
+        ("while a < b: c.d()", "Loops while a, calls d."),
+        ("if a: b = 1\nelse: c = 2", "Checks a, sets b and c."),
+        ("from a import b, c", "Imports b."),
+        ("return", "Returns."),
+        ("return lambda: 1", "Returns a value."),
+    ],
+)
+def test_each_statement_is_told_by_a_verb_and_its_object(line, sentence):
+    plugin = builtin("outlines")
+    (statement,) = ast.parse(f"async def f():\n {line.replace(chr(10), chr(10) + ' ')}").body[0].body
+    assert plugin.sentence_of(plugin.deeds_of(statement)) == sentence
+
+
+def test_outlines_are_disjoint_by_sentence(context, monkeypatch):
+    plugin = builtin("outlines")
+    monkeypatch.setattr(plugin, "told", lambda: {f"a = {i}\nb = a": f"Sets {i % 90}." for i in range(400)})
+    ctx = context("outlines", eval_share=0.3, eval_examples=20)
     train, evaluation = plugin.load_examples(ctx, "train"), plugin.load_examples(ctx, "eval")
     assert len(train) > 100
     assert len(evaluation) == 20
     assert not {one["target"] for one in train} & {one["target"] for one in evaluation}
-    assert max(len(one["target"]) for one in train) == 11
-    assert max(len(one["source"]) for one in train) == 18
     assert evaluation == plugin.load_examples(ctx, "eval")
 
 
-def test_docstrings_are_compared_with_what_copying_the_first_line_reaches(context):
-    """Of its four words `Read the next line.` has two in `def read_line(self):`, of four, in order."""
-    example = {"source": "def read_line(self):\nreturn next(self)", "target": "Read the next line."}
-    found = builtin("docstrings").metric_fn(context("docstrings"), [example], ["Read it."])
-    assert found["first_line_rougeL"] == pytest.approx(2 / 4)
-    assert found["rougeL"] == pytest.approx(2 * (1 / 2) * (1 / 4) / (1 / 2 + 1 / 4))
+def test_outlines_are_compared_with_what_copying_the_first_line_reaches(context):
+    """Of its three words `Sets next_line` has two in `next_line = read()`, of three, in order."""
+    example = {"source": "next_line = read()\nx()", "target": "Sets next_line, calls x."}
+    found = builtin("outlines").metric_fn(context("outlines"), [example], ["Sets next_line."])
+    assert found["first_line_rougeL"] == pytest.approx(2 * (2 / 3) * (2 / 5) / (2 / 3 + 2 / 5))
+    assert found["rougeL"] == pytest.approx(2 * 1 * (3 / 5) / (1 + 3 / 5))
