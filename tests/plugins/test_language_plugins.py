@@ -10,6 +10,7 @@ from redco_cli.models.config.byte_tokenizer import EOS, PAD
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin, held_out, standard_library
 from tests.plugins.conftest import collate
+from tests.plugins.trained import trained
 
 
 def text_of(ids):
@@ -121,12 +122,14 @@ def test_dates_are_written_as_people_do(day, form, text):
 def test_outlines_tell_statements_in_their_order():
     source = (
         'def get(self, key):\n    """Return it."""\n    # why\n\n    kept = self.kept\n    return kept[key]\n'
-        "for x in read():\n  try:\n    x += 1\n  finally:\n    x.close()\n"
+        "for x in it:\n  try:\n    x += 1\n  finally:\n    x.end()\n"
         "def f(): pass\n"
     )
     assert sorted(builtin("outlines").pieces(source)) == [
-        ("for x in read():\ntry:\nx += 1\nfinally:\nx.close()\ndef f(): pass",
-         "Loops over read, changes x, calls close, defines f."),
+        (
+            "for x in it:\ntry:\nx += 1\nfinally:\nx.end()\ndef f(): pass",
+            "Loops over it, changes x, calls end, defines f.",
+        ),
         ("kept = self.kept\nreturn kept[key]", "Sets kept, returns kept."),
     ]
 
@@ -173,3 +176,12 @@ def test_outlines_are_compared_with_what_copying_the_first_line_reaches(context)
     found = builtin("outlines").metric_fn(context("outlines"), [example], ["Sets next_line."])
     assert found["first_line_rougeL"] == pytest.approx(2 * (2 / 3) * (2 / 5) / (2 / 3 + 2 / 5))
     assert found["rougeL"] == pytest.approx(2 * 1 * (3 / 5) / (1 + 3 / 5))
+
+
+@pytest.mark.slow
+@pytest.mark.recipe
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_lines_that_nobody_has_seen_are_summed_up_better_than_by_the_first_of_them(seed, tmp_path):
+    values = trained("summaries", tmp_path, [f"seed={seed}"])[-1]
+    assert values["rougeL"] >= 2 * values["first_line_rougeL"]
