@@ -70,8 +70,8 @@ $(CHIPS)/.chips: pyproject.toml
 	@touch $@
 
 test-chips: $(CHIPS)/.chips $(VENV)/.dev ## compile for GPUs and TPUs that are not there, and test what comes out
-	$(CHIPS)/bin/python -m tests.chips.programs
-	$(CHIPS)/bin/python -m tests.chips.adapters
+	JAX_PLATFORMS=cpu $(CHIPS)/bin/python -m tests.chips.programs
+	JAX_PLATFORMS=cpu $(CHIPS)/bin/python -m tests.chips.adapters
 	$(PYTEST) tests/chips
 
 bench: $(VENV)/.dev ## every benchmark, one after the other: writes BENCHMARKS.md

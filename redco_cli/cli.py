@@ -23,7 +23,7 @@ from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
 from redco_cli.reports import check_prompt, converse, evaluate, read_stdin, runs, show_predictions, show_training
 from redco_cli.runtime.rendezvous.join import joined
-from redco_cli.runtime.simulated_devices import simulate_devices
+from redco_cli.runtime.simulated_devices import leave_devices_alone, simulate_devices
 from redco_cli.shell import Checkpoint, Commands, Json, Overrides, RecipeArgument, show_warning
 from redco_cli.version import __version__
 
@@ -216,7 +216,9 @@ def inspect_sharding(
         return
     sizes = None if mesh is None else parse_mesh(mesh, "--mesh")
     memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
-    if compile_it and target is None:
+    if target is not None:
+        leave_devices_alone()
+    elif compile_it:
         simulate_devices(devices or math.prod((sizes or _mesh_of(model)).values()))
     from redco_cli.planning.inspect import inspect_sharding as run_inspect
 

@@ -219,3 +219,16 @@ def test_opt_66b_on_64_devices_takes_seconds() -> None:
     assert (report["fits"], report["parameters"]) == (True, 65_719_701_504)
     assert seconds < 2 * 15
     assert peak < 2 * 2**20
+
+
+def test_planning_for_a_target_leaves_the_devices_of_this_machine_alone(monkeypatch):
+    """Whoever loads libtpu keeps its lock, and then the process that compiles for a TPU gets none."""
+    monkeypatch.delenv("JAX_PLATFORMS")
+    found = {}
+    monkeypatch.setattr(
+        "redco_cli.planning.inspect.inspect_sharding",
+        lambda model, **_: found.setdefault(model, os.environ.get("JAX_PLATFORMS")) and {},
+    )
+    done("tiny", "--json")
+    done("small", "--target", "v5e:2x4", "--compile", "--json")
+    assert found == {"tiny": None, "small": "cpu"}

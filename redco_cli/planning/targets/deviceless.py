@@ -38,10 +38,12 @@ def devices_of(target: Target) -> Sequence[Any]:
         return topologies.get_topology_desc(platform="cuda", **described).devices
     except (RuntimeError, ValueError, NotImplementedError) as error:
         problem = f"JAX cannot compile for {target} here: {str(error).splitlines()[0]}"
-        raise DeviceError("--target", problem, _remedy(chip)) from error
+        raise DeviceError("--target", problem, _remedy(chip, str(error))) from error
 
 
-def _remedy(chip: Chip) -> str:
+def _remedy(chip: Chip, said: str) -> str:
+    if "lockfile" in said:
+        return "one process at a time loads libtpu: end the other, or start it with JAX_PLATFORMS=cpu if it only plans"
     if chip.platform == "tpu":
         return "slices are such as v5e:4x4, v6e:16x16, v5p:4x4x4; the compiler is installed by pip install 'redco[tpu]'"
     return "the compiler is installed by pip install 'redco[cuda]'"
