@@ -105,6 +105,8 @@ def candidates(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate
 
 def _pairs(candidate: Candidate, reading: Reading) -> bool:
     axes = set(candidate.chain)
+    if axes <= reading.routes - reading.experts:
+        return False
     if axes & (reading.lookup_axes - reading.weight_axes):
         return candidate.ratio <= 1
     return bool(axes & (reading.produced | reading.lookup_axes | reading.experts))

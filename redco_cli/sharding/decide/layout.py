@@ -62,7 +62,8 @@ def lay_out(
     parameters = reading.parameters
     layouts = [given.get(p.path) or _over_tensor(p, reading, chosen, sizes) for p in parameters]
     decided = [parameter.path in given for parameter in parameters]
-    layouts = _left_over(reading, layouts, decided, sizes[TENSOR])
+    whole = [any(_routes(parameter, dim, reading) for dim in parameter.dims) for parameter in parameters]
+    layouts = _left_over(reading, layouts, list(map(any, zip(decided, whole, strict=True))), sizes[TENSOR])
     return [
         layout if done else _over_fsdp(parameter, layout, sizes)
         for parameter, layout, done in zip(parameters, layouts, decided, strict=True)
@@ -77,10 +78,10 @@ def _over_tensor(
         return Layout(whole, whole, _reason_without_tensor(parameter, sizes))
     by_chain = {candidate.chain: candidate for candidate in chosen}
     for place, dim in enumerate(parameter.dims):
+        if _routes(parameter, dim, reading):
+            return Layout(whole, whole, f"router: whole, as scores of {parameter.shape[place]} experts are few bytes")
         ways = leading(dim, sizes[TENSOR], reading.within_heads | reading.input_axes)
         if ways is not None and tuple(ways) in by_chain:
-            if _routes(parameter, dim, reading):
-                return Layout(whole, whole, f"router: whole, as scores of {dim[0].size} experts are few bytes")
             split = _with(whole, place, TENSOR)
             return Layout(split, split, _split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
     fused = _fused(parameter, by_chain, reading, sizes)
@@ -94,9 +95,8 @@ def _over_tensor(
 def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
     """Whether a dim of a weight says which expert: split, it would add up gradients of its input for very little."""
     matmuls = reading.matmuls.get(parameter.path, ())
-    return dim[0] in reading.experts and any(
-        len(m.produced) == 1 and factors(m.produced[0]) == (dim[0],) for m in matmuls
-    )
+    makes = any(len(m.produced) == 1 and factors(m.produced[0]) == dim for m in matmuls)
+    return makes and (dim == dim[:1] and dim[0] in reading.experts or reading.routes.issuperset(dim))
 
 
 def _fused(

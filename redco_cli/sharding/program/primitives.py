@@ -222,6 +222,8 @@ def _along(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
             unify(mine, its)
         walk.needs_whole([x.dims[i] for i in along], x, atom.aval, "array that is scanned or sorted")
     dims = list(first.dims)
+    if equation.primitive.name == "top_k":
+        walk.ranked.append(first.dims[along[0]])
     if equation.outvars[0].aval.shape != aval.shape:
         dims[along[0]] = fresh(equation.outvars[0].aval.shape[along[0]])
     return [combined(operands, dims) for _ in equation.outvars]

@@ -19,6 +19,10 @@ from redco_cli.sharding.program.events import Matmul, PossibleCollective, Value
 from redco_cli.sharding.program.walk import Walk
 
 
+FEWER = 4
+"""So many times fewer experts than features does a router make at least."""
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One leaf of the parameter tree.
@@ -78,6 +82,7 @@ class Reading:
         output_axes: axes that are produced and that no weight sums over again, such as the vocabulary of logits.
         lookup_axes: axes that rows of weights are looked up by: vocabularies, positions.
         experts: axes that weights and activations share without a sum over them.
+        routes: axes of scores of a few experts, of which the best are picked.
         unknown: what the walk did not understand.
         kept: for parameters that are not kept as the program sees them, a plan for what it sees to one for what is
             kept.
@@ -97,6 +102,7 @@ class Reading:
     output_axes: frozenset[Axis]
     lookup_axes: frozenset[Axis]
     experts: frozenset[Axis]
+    routes: frozenset[Axis]
     unknown: tuple[tuple[str, int], ...]
     kept: Callable[[Any], Any] | None = None
 
@@ -156,6 +162,7 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         _outputs(walk) & owned - compared - heads,
         _axes(walk.lookups) & owned,
         _axes(walk.batched) & owned,
+        _routes(walk) & owned,
         tuple(sorted(walk.unknown.items())),
     )
 
@@ -175,6 +182,17 @@ def _followers(others: Any, params: Any, known: Sequence[Value]) -> list[Value]:
 def _outputs(walk: Walk) -> frozenset[Axis]:
     produced = _axes(dim for matmul in walk.matmuls for dim in matmul.produced)
     return produced - _axes(dim for matmul in walk.matmuls for dim in matmul.contracted)
+
+
+def _routes(walk: Walk) -> frozenset[Axis]:
+    """What routers make: of classes, which are picked from too, there are not so few beside what they are made from."""
+    ranked = _axes(walk.ranked)
+    made = [
+        (axes, math.prod(axis.size for dim in matmul.contracted for axis in factors(dim)))
+        for matmul in walk.matmuls
+        if len(matmul.produced) == 1 and ranked.issuperset(axes := factors(matmul.produced[0]))
+    ]
+    return _axes(axes for axes, features in made if FEWER * math.prod(axis.size for axis in axes) <= features)
 
 
 def _by_weight(matmuls: Sequence[Matmul]) -> dict[str, tuple[Matmul, ...]]:

@@ -40,6 +40,7 @@ class Walk:
         matmuls: products of an activation with a weight.
         lookups: indexed dims of gathers from weights.
         batched: dims that a weight and an activation have both without summing over them, such as experts.
+        ranked: dims along which the largest elements are picked.
         unknown: primitives that were not understood, and how often they met a gradient.
     """
 
@@ -51,6 +52,7 @@ class Walk:
         self.matmuls: list[Matmul] = []
         self.lookups: list[Dim] = []
         self.batched: list[Dim] = []
+        self.ranked: list[Dim] = []
         self.unknown: Counter[str] = Counter()
         self._times = 1
 
