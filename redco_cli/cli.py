@@ -125,7 +125,7 @@ def export(
     ] = None,
     model: Annotated[str, typer.Option("--model", metavar="NAME", help="Which one of several models.")] = "model",
     adapter: Annotated[
-        bool, typer.Option("--adapter/--merge", help="An adapter alone, as PEFT does; default: merged into its model.")
+        bool, typer.Option("--adapter/--merge", help="An adapter alone, as PEFT or diffusers does; default: merged.")
     ] = False,
     as_json: Json = False,
 ) -> None:

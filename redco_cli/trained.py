@@ -20,9 +20,9 @@ from redco_cli.adapters.model import ADAPTER
 from redco_cli.adapters.quantized.program import dense_params, seen_params
 from redco_cli.console import note
 from redco_cli.errors import ModelError, PluginError, StorageError, UsageError
+from redco_cli.exporting.adapter import export_adapter
 from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, export_model
 from redco_cli.exporting.own_module import export_own_module, is_own_module, read_own_module
-from redco_cli.exporting.peft import export_adapter
 from redco_cli.job import Job, prepare
 from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
 from redco_cli.models.own_module import ModuleModel
@@ -76,8 +76,8 @@ def load_model(
         dtype: compute type. Default: of a run what its recipe says, else float32. Parameters are float32.
         implementation: which code runs the model; `auto` is for a run what its recipe says.
         model: which one of a run that trains several; one for which an adapter was trained is merged with it.
-        adapter: a directory of PEFT's files, as `redco export --adapter` writes them too, or a run that trained an
-            adapter for this model: the parameters are merged with it.
+        adapter: a directory of PEFT's files, or for a U-Net of diffusers', as `redco export --adapter` writes them
+            too, or a run that trained an adapter for this model: the parameters are merged with it.
 
     Returns:
         The model and its parameters, of a run those of training whatever `predict.use` says:
@@ -215,7 +215,7 @@ def export(
         checkpoint: `last`, `best`, or the path of a `checkpoint-<step>` directory.
         dtype: of all weights; default: of each what it has in `model.name`, else float32.
         model: which one of a run that trains several. One for which an adapter was trained is merged with it.
-        adapter: write the adapter alone instead, as PEFT does.
+        adapter: write the adapter alone instead, as PEFT does; that of a U-Net as diffusers does.
 
     Returns:
         What was written, and how far its logits are from those of the model.

@@ -4,5 +4,6 @@ In: a loss and abstract parameters, and what a recipe says in `adapter`. Out: a 
 the adapters themselves as one more model of the run; the model that they adapt is never updated.
 
 Start at `uses` (how a program uses each weight), then `low_rank` (the path beside a weight's own product) and
-`products` (how that crosses devices); `quantized` keeps that weight in four or eight bits.
+`products` (how that crosses devices); `quantized` keeps that weight in four or eight bits. `peft` reads adapters of
+other libraries: `stored` checks their files, `diffusers` knows the one file of a U-Net's.
 """

@@ -1,4 +1,4 @@
-"""An adapter that PEFT wrote, as one of our own: its factors are those of PyTorch's modules.
+"""An adapter that PEFT or diffusers wrote, as one of our own: its factors are those of PyTorch's modules.
 
 A module that holds several of our weights (queries, keys and values in one) gives each of them the same A and its own
 part of B. Layers whose ranks differ are filled up with zeros, which stay zero; layers without an adapter have zeros
@@ -19,13 +19,14 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from redco_cli.adapters.merging import LowRank
 from redco_cli.adapters.model import Adapter, model_uses
-from redco_cli.adapters.stored import CONFIG, WEIGHTS, Array, PeftFiles, read_files
+from redco_cli.adapters.stored import Array, PeftFiles, config_file, read_files
 from redco_cli.adapters.uses import Use
 from redco_cli.errors import ModelError
 from redco_cli.models.decoder.model import DecoderModel
-from redco_cli.models.diffusion.model import DiffusionModel
+from redco_cli.models.diffusion.model import AutoencoderModel, UNetModel
 from redco_cli.models.flax.naming import torch_name
 from redco_cli.models.own_module import ModuleModel
+from redco_cli.models.weights.diffusion import named_entries
 from redco_cli.models.weights.table import Row, ignored, tensor_table
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import shown
@@ -52,12 +53,12 @@ class _Place:
     """Where a tensor of PyTorch is kept.
 
     Attributes:
-        row: of the decoder's table; None for a Flax class.
+        row: of the decoder's table; None for a Flax class, and for a model of diffusers.
         paths: our parameters that it holds, or slices of them.
         index: which layer and expert of them.
         shape: as PyTorch stores it.
         out_first: whether PyTorch stores a matrix as [out, in].
-        order: of a Flax class, the order of our dims there; None for ours.
+        order: of those, the order of our dims there; None for ours.
     """
 
     row: Row | None
@@ -74,20 +75,29 @@ class _Place:
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """Outputs and inputs, of a weight with two dims."""
-        first, second = self.shape
+        """Outputs and inputs, of a weight that is a matrix."""
+        first, second = self.shape[:2]
         return (first, second) if self.out_first else (second, first)
 
     def slices(self, tensor: Array) -> tuple[Array, ...]:
         """Our parts of a tensor."""
         if self.row is not None:
             return self.row.take_apart(tensor)
-        return (tensor if self.order is None else tensor.transpose(np.argsort(self.order)),)
+        if self.order is None:
+            return (tensor,)
+        parts, back = np.split(tensor, len(self.paths)), np.argsort(self.order)
+        return tuple(part.reshape(part.shape[: len(back)]).transpose(back) for part in parts)
+
+    def apart(self, out_first: Array) -> tuple[Array, ...]:
+        """[out of all, r] as the slices [r, out] that it holds."""
+        if self.row is None:
+            return tuple(part.T for part in np.split(out_first, len(self.paths)))
+        return self.row.take_apart(out_first if self.row.transposed else out_first.T)
 
 
 def is_peft(directory: Path) -> bool:
-    """Whether a directory holds an adapter of PEFT."""
-    return (directory / CONFIG).is_file()
+    """Whether a directory holds an adapter of PEFT, in its own files or in that of diffusers."""
+    return config_file(directory) is not None
 
 
 def stores_inputs_first(model: Any) -> bool:
@@ -99,7 +109,7 @@ def read_peft(directory: Path, model: Any) -> tuple[Adapter, Params]:
     """An adapter for a model, and its parameters as numpy arrays.
 
     Args:
-        directory: of PEFT's files.
+        directory: of PEFT's files, or for a U-Net of diffusers'.
         model: a named one; its parameters stay unread.
 
     Raises:
@@ -108,7 +118,7 @@ def read_peft(directory: Path, model: Any) -> tuple[Adapter, Params]:
     if isinstance(model, ModuleModel):
         problem = "PEFT knows no modules of a plugin, which is what this model is"
         raise ModelError(shown(directory), problem, "name a run that trained the adapter, or load that run itself")
-    if isinstance(model, DiffusionModel):
+    if isinstance(model, AutoencoderModel):
         problem = f"adapters of a {model.config.model_type} are not read from PEFT's files"
         raise ModelError(shown(directory), problem, "name a run that trained the adapter")
     files, places, uses = read_files(directory), _places(model), model_uses(model)
@@ -151,6 +161,11 @@ def _places(model: Any) -> dict[str, _Place]:
             for row in tensor_table(model.decoder)
             for index, name in row.tensors()
         }
+    if isinstance(model, UNetModel):
+        return {
+            entry.name: _Place(None, tuple(map("/".join, entry.paths)), (), entry.stored_shape, True, entry.order)
+            for entry, _ in named_entries(model, None)
+        }
     found = {}
     for path, leaf in flatten_dict(model.abstract).items():
         name, order = torch_name(path, len(leaf.shape))
@@ -166,7 +181,7 @@ def _known(name: str, places: Mapping[str, _Place]) -> str | None:
 
 
 def _is_matrix(name: str | None, places: Mapping[str, _Place]) -> bool:
-    return name is not None and len(places[name].shape) == 2
+    return name is not None and places[name].shape[2:] in ((), (1, 1))
 
 
 def _drop_tables(files: PeftFiles, places: Mapping[str, _Place], directory: Path) -> None:
@@ -196,7 +211,7 @@ def _factors(
     parts: dict[str, dict[tuple[int, ...], _Part]] = {}
     for name, tensors in files.modules.items():
         place = places[_known(f"{name}.weight", places) or ""]
-        for path, part in zip(place.paths, _parts(name, place, tensors, files.scale(name), directory), strict=True):
+        for path, part in zip(place.paths, _parts(name, place, tensors, files), strict=True):
             parts.setdefault(path, {})[place.index] = part
     adapters: dict[str, LowRank] = {}
     chosen: dict[str, Use] = {}
@@ -227,7 +242,7 @@ def _whole(files: PeftFiles, places: Mapping[str, _Place], directory: Path) -> d
         place = places[name]
         if tensor.shape != place.shape:
             problem = f"{name} has the shape {list(tensor.shape)}, and that of the model has {list(place.shape)}"
-            raise ModelError(shown(directory / WEIGHTS), problem, _OTHER_MODEL)
+            raise ModelError(files.place, problem, _OTHER_MODEL)
         for path, part in zip(place.paths, place.slices(tensor), strict=True):
             parts.setdefault(path, {})[place.index] = part
             counts[path] = place.counts
@@ -243,25 +258,18 @@ def _whole(files: PeftFiles, places: Mapping[str, _Place], directory: Path) -> d
     return found
 
 
-def _parts(name: str, place: _Place, tensors: Mapping[str, Array], scale: float, directory: Path) -> list[_Part]:
+def _parts(name: str, place: _Place, tensors: Mapping[str, Array], files: PeftFiles) -> list[_Part]:
     """The adapters of our weights that a module holds."""
-    a, b, magnitude = tensors["A"], tensors["B"], tensors.get("magnitude")
+    a, b, magnitude, scale = tensors["A"], tensors["B"], tensors.get("magnitude"), files.scale(name)
     if (len(b), a.shape[1]) != place.matrix:
         out, into = place.matrix
         problem = f"A {list(a.shape)} and B {list(b.shape)} of {name} do not fit {into} to {out}"
-        raise ModelError(shown(directory / WEIGHTS), problem, _OTHER_MODEL)
-    if "lookup" in tensors or place.row is None:
+        raise ModelError(files.place, problem, _OTHER_MODEL)
+    if "lookup" in tensors:
         return [_Part(a.T, b.T, None if magnitude is None else magnitude.reshape(-1), scale)]
-    ups = _apart(place.row, b)
-    magnitudes = (
-        [None] * len(ups) if magnitude is None else [one[0] for one in _apart(place.row, magnitude.reshape(-1, 1))]
-    )
+    ups = place.apart(b)
+    magnitudes = [None] * len(ups) if magnitude is None else [one[0] for one in place.apart(magnitude.reshape(-1, 1))]
     return [_Part(a.T, up, one, scale) for up, one in zip(ups, magnitudes, strict=True)]
-
-
-def _apart(row: Row, out_first: Array) -> tuple[Array, ...]:
-    """[out of all, r] as the slices [r, out] that it holds."""
-    return row.take_apart(out_first if row.transposed else out_first.T)
 
 
 def _stacked(by_index: Mapping[tuple[int, ...], _Part], use: Use, directory: Path) -> tuple[LowRank, dict[str, Array]]:

@@ -1,7 +1,8 @@
 """The adapter that `adapter.from` names: what its files say of it, which a recipe need not say again.
 
-It is a directory of PEFT's files, of which every weight is named by its whole path, or a run, of which the section of
-its own recipe counts. Values are read when a run begins with them; from its first checkpoint on, nothing is read here.
+It is a directory of PEFT's files or of diffusers', of which every weight is named by its whole path, or a run, of which
+the section of its own recipe counts. Values are read when a run begins with them; from its first checkpoint on, nothing
+is read here.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 import jax
 from pydantic import ValidationError
 
+from redco_cli.adapters.diffusers import FILE
 from redco_cli.adapters.merging import LowRank
 from redco_cli.adapters.model import Adapter, adapter_of
-from redco_cli.adapters.peft import is_peft, read_peft
-from redco_cli.adapters.stored import CONFIG
+from redco_cli.adapters.peft import read_peft
+from redco_cli.adapters.stored import CONFIG, config_file
 from redco_cli.errors import ModelError, RecipeError, StorageError
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.load import LoadedRecipe, shown
@@ -80,10 +82,10 @@ def check_source(section: AdapterSection, model: Any, loaded: LoadedRecipe) -> N
 
 
 def values_in(directory: Path, model: Any, places: Params) -> Params:
-    """The parameters of an adapter that PEFT wrote, where they live.
+    """The parameters of an adapter that PEFT or diffusers wrote, where they live.
 
     Args:
-        directory: of PEFT's files, which `check_source` has compared.
+        directory: of its files, which `check_source` has compared.
         model: that is adapted.
         places: the sharding of each.
 
@@ -97,9 +99,10 @@ def values_in(directory: Path, model: Any, places: Params) -> Params:
 def _told(source: str, model: Any, loaded: LoadedRecipe) -> tuple[AdapterSection, str]:
     """What an adapter's files say of it, and where they say so."""
     path, where = find_params(source, loaded.directory), loaded.where("adapter.from")
-    if is_peft(path):
+    file = config_file(path)
+    if file is not None:
         adapter, _ = read_peft(path, model)
-        return written_out(adapter, shown(path)), shown(path / CONFIG)
+        return written_out(adapter, shown(path)), shown(file)
     for checkpoint in _checkpoints(path):
         try:
             said = json.loads((checkpoint / "meta" / "metadata").read_bytes())["recipe"].get("adapter")
@@ -117,8 +120,8 @@ def _told(source: str, model: Any, loaded: LoadedRecipe) -> tuple[AdapterSection
             ) from None
     found = f"{source} has neither {CONFIG} nor a checkpoint of a run" if path.is_dir() else f"{source} is no directory"
     remedy = (
-        "name a directory that PEFT or redco export --adapter wrote, the output directory of a run that trained an "
-        "adapter, or a checkpoint-<step> in it; a run that has begun needs it no more: redco train OUTPUT_DIR"
+        "name a directory that PEFT, diffusers or redco export --adapter wrote, the output directory of a run that "
+        "trained an adapter, or a checkpoint-<step> in it; once a run has begun it needs none: redco train OUTPUT_DIR"
     )
     raise StorageError(where, found, remedy)
 
@@ -188,7 +191,7 @@ def _refuse_disagreement(
 
     if differs(other):
         key = next((one for one in other if differs([one])), other[0])
-        name = f"{place}: {_IN_PEFT[key]}" if place.endswith(CONFIG) else f"{place}: adapter.{key}"
+        name = f"{place}: {_IN_PEFT[key]}" if place.endswith((CONFIG, FILE)) else f"{place}: adapter.{key}"
         own, theirs = (repr(getattr(one, key)) for one in (section, known))
         problem = f"{own:.{_SHOWN}} given, but {name} says {theirs:.{_SHOWN}}"
         remedy = f"leave {key} out, adapter.from says it; or leave adapter.from out, for a new adapter"

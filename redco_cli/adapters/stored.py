@@ -1,5 +1,6 @@
 """The two files of an adapter that PEFT wrote, `adapter_config.json` and `adapter_model.safetensors`, checked.
 
+What diffusers wrote in one file is checked likewise: it has the same in it, in other words.
 What is wrong with them is found here, with its place, before anything is made of them. Keys of the config that nobody
 here knows are left alone, as PEFT leaves them. (Layout: peft 0.21, `utils/save_and_load.py`.)
 """
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (numpy then knows bfloat16, in which many adapters are saved)
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from redco_cli.adapters import diffusers
 from redco_cli.errors import ModelError
 from redco_cli.recipe.load import shown
 
@@ -56,11 +57,13 @@ class PeftFiles:
         modules: name of a PyTorch module to its factors `A` [r, in], `B` [out, r] and perhaps `magnitude` [out];
             `lookup`, empty, marks a table of which rows are looked up.
         rest: other tensors by name: those of modules that are saved whole. All are float32.
+        place: of the tensors, for errors.
     """
 
     config: Mapping[str, Any]
     modules: Mapping[str, Mapping[str, Array]]
     rest: dict[str, Array]
+    place: str
 
     def scale(self, name: str) -> float:
         """What the path of a module is multiplied by."""
@@ -72,37 +75,52 @@ class PeftFiles:
         return alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
 
+def config_file(directory: Path) -> Path | None:
+    """The file in a directory that says what its adapter is, PEFT's or else diffusers'; None where neither is."""
+    files = (directory / CONFIG, directory / diffusers.FILE)
+    return next((file for file in files if file.is_file()), None)
+
+
 def read_files(directory: Path) -> PeftFiles:
     """The files in a directory.
 
     Raises:
         ModelError: they are missing, damaged, contradict each other, or are of a kind that is not read.
     """
+    said = config_file(directory) or directory / CONFIG
+    weights = directory / (WEIGHTS if said.name == CONFIG else said.name)
     try:
-        config = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
-        tensors = load_file(directory / WEIGHTS)
+        config, tensors = (
+            (json.loads(said.read_text(encoding="utf-8")), load_file(weights))
+            if said.name == CONFIG
+            else diffusers.read_lora(said)
+        )
     except (OSError, ValueError, TypeError, RecursionError, SafetensorError) as error:
-        remedy = f"give a directory with {CONFIG} and {WEIGHTS}, as PEFT and redco export --adapter write them"
+        remedy = (
+            f"give a directory with {CONFIG} and {WEIGHTS}, as PEFT and redco export --adapter write them, or for a "
+            f"U-Net with {diffusers.FILE}, as diffusers does"
+        )
         raise ModelError(shown(directory), f"holds no adapter that can be read: {error}", remedy) from error
-    _check_kind(config, shown(directory / CONFIG))
-    _check_numbers(config, shown(directory / CONFIG))
+    _check_kind(config, shown(said))
+    _check_numbers(config, shown(said))
     modules: dict[str, dict[str, Array]] = {}
     rest = {}
     for name, stored in tensors.items():
         array = np.asarray(stored, np.float32)
         if not np.isfinite(array).all():
-            raise ModelError(shown(directory / WEIGHTS), f"{name} is not finite", "take an earlier one")
+            raise ModelError(shown(weights), f"{name} is not finite", "take an earlier one")
         suffix = next((one for one in sorted(_KINDS, key=len, reverse=True) if name.endswith(one)), None)
         if suffix is None:
             rest[name.removeprefix(PREFIX)] = array
             continue
         found = modules.setdefault(name.removeprefix(PREFIX).removesuffix(suffix), {})
-        found[_KINDS[suffix]] = array
+        is_pixel = array.ndim == 4 and array.shape[2:] == (1, 1)  # of a convolution that is a matrix over channels
+        found[_KINDS[suffix]] = array[:, :, 0, 0] if is_pixel and _KINDS[suffix] in "AB" else array
         if suffix.startswith(".lora_embedding"):
             found["lookup"] = np.zeros(0)
     for name, found in modules.items():
-        _check_factors(name, found, shown(directory / WEIGHTS))
-    return PeftFiles(config, modules, rest)
+        _check_factors(name, found, shown(weights))
+    return PeftFiles(config, modules, rest, shown(weights))
 
 
 def _check_kind(config: Any, place: str) -> None:

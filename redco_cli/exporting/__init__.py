@@ -6,5 +6,6 @@ loading them again gave the same logits.
 
 Start with `export.export_model`, the whole path. `tensors` names the tensors and fetches each from its devices, `files`
 writes them and what stands beside them, `tokenizer` writes the built-in byte tokenizer, `check` loads and compares.
-`own_module` does all of it for the model of a plugin's `build_model`, whose recipe and plugin go along.
+`own_module` does all of it for the model of a plugin's `build_model`, whose recipe and plugin go along. `adapter` does
+it for an adapter alone, in the form of `peft` or of `diffusers`, both of which write modules as in `adapted_modules`.
 """

@@ -7,7 +7,7 @@ never half a model.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -105,6 +105,7 @@ def write_whole(
     describe: Callable[[Path], None],
     compare: Callable[[Path], float],
     stem: str = "model",
+    header: Mapping[str, str] | None = None,
 ) -> Exported:
     """Makes a model beside its place, and moves it there when it is whole and proved.
 
@@ -115,6 +116,7 @@ def write_whole(
         describe: writes the other files; the first process calls it.
         compare: raises where what was made is not the model, else says how far it is from it. All processes call it.
         stem: how the names of files of tensors begin.
+        header: more to say at the beginning of each of them.
 
     Raises:
         StorageError: the directory is not empty, or cannot be written.
@@ -124,7 +126,7 @@ def write_whole(
     _together(_prepare(directory, partial, tensors) if writing else None, directory)
     try:
         with CountProgress("writing", len(tensors), unit="tensors") as progress:
-            failure = write_weights(tensors, partial if writing else None, progress.update, names, stem)
+            failure = write_weights(tensors, partial if writing else None, progress.update, names, stem, header)
         if writing and failure is None:
             failure = _failure_of(lambda: describe(partial))
         _together(failure, directory)

@@ -6,7 +6,7 @@ import copy
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,6 +49,7 @@ def write_weights(
     told: Callable[[int], None],
     names: Literal["pt", "flax"],
     stem: str = "model",
+    header: Mapping[str, str] | None = None,
 ) -> OSError | None:
     """Writes tensors as they are fetched.
 
@@ -58,6 +59,7 @@ def write_weights(
         told: called with the number of tensors fetched so far, after each.
         names: whose names and layouts they have.
         stem: how the names of files begin.
+        header: more to say at the beginning of each file.
 
     Returns:
         Why it could not be written; all tensors have been fetched all the same, so that no process waits for this one.
@@ -69,7 +71,7 @@ def write_weights(
         fetched = _fetched(members, counter, told)
         try:
             if directory is not None and failure is None:
-                _write_file(directory / name, members, fetched, names)
+                _write_file(directory / name, members, fetched, {"format": names, **(header or {})})
         except OSError as error:
             failure = error
         for _ in fetched:  # what could not be written
@@ -106,9 +108,9 @@ def _files(tensors: Sequence[Tensor], stem: str) -> dict[str, list[Tensor]]:
     return {f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors": one for number, one in enumerate(shards, start=1)}
 
 
-def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array], names: str) -> None:
+def _write_file(path: Path, tensors: Sequence[Tensor], values: Iterator[Array], said: Mapping[str, str]) -> None:
     """One safetensors file: the size of the header, the header, and the tensors one after another."""
-    header: dict[str, Any] = {"__metadata__": {"format": names}}
+    header: dict[str, Any] = {"__metadata__": dict(said)}
     end = 0
     for tensor in tensors:
         start, end = end, end + tensor.nbytes

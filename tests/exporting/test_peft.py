@@ -16,7 +16,8 @@ from redco_cli.adapters.low_rank import adapting
 from redco_cli.adapters.model import adapter_of
 from redco_cli.adapters.peft import read_peft
 from redco_cli.errors import ModelError
-from redco_cli.exporting.peft import export_adapter, peft_files
+from redco_cli.exporting.adapter import export_adapter
+from redco_cli.exporting.peft import peft_files
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.recipe.sections.adapter import AdapterSection

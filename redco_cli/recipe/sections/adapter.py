@@ -14,10 +14,10 @@ TAKEN = frozenset(
     {"type", "rank", "alpha", "rslora", "targets", "rank_pattern", "alpha_pattern", "modules_to_save", "init"}
 )
 """The keys that `from` gives."""
-_FROM = """An adapter to begin with: a directory of PEFT's files, the output directory of a run, of which the newest
-whole checkpoint counts, or one `checkpoint-<step>` in it. `type`, `rank`, `alpha`, `rslora`, `targets`, the patterns
-and `modules_to_save` are as there, and need not be given. Searched from the recipe's folder, then the working
-directory.
+_FROM = """An adapter to begin with: a directory of PEFT's files, or for a U-Net of diffusers', the output directory of
+a run, of which the newest whole checkpoint counts, or one `checkpoint-<step>` in it. `type`, `rank`, `alpha`, `rslora`,
+`targets`, the patterns and `modules_to_save` are as there, and need not be given. Searched from the recipe's folder,
+then the working directory.
 """
 _NEARLY = "pissa_niter_"
 

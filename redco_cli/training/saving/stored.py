@@ -102,7 +102,8 @@ def with_adapter_of(path: Path, model: Any, params: Params) -> Params:
     """The parameters of a model merged with an adapter, where they live.
 
     Args:
-        path: a directory of PEFT's files, a run that trained an adapter for this model, or one of its checkpoints.
+        path: a directory of PEFT's files or of diffusers', a run that trained an adapter for this model, or one of its
+            checkpoints.
         model: a named one, or a plugin's own; of that PEFT knows nothing.
         params: its parameters.
 
@@ -114,8 +115,10 @@ def with_adapter_of(path: Path, model: Any, params: Params) -> Params:
     if is_peft(path):
         return merged_with(*read_peft(path, model), params)
     if not is_run(path):
-        problem = "is neither a directory of PEFT's files nor a run"
-        raise StorageError(where, problem, "give what PEFT or redco export --adapter wrote, or a run with an adapter")
+        problem = "is neither a directory of PEFT's files, or of diffusers', nor a run"
+        raise StorageError(
+            where, problem, "give what PEFT, diffusers or redco export --adapter wrote, or a run with an adapter"
+        )
 
     def attempt() -> tuple[Adapter, Params]:
         stored = stored_model(path)

@@ -80,7 +80,9 @@ def test_an_adapter_of_another_base_is_refused():
         load_model("other", adapter="source")
     merged, own = load_model("base", adapter="source")[1], load_model("source")[1]
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-6), merged, own)
-    with pytest.raises(StorageError, match=r"adapter='base': is neither a directory of PEFT's files nor a run"):
+    with pytest.raises(
+        StorageError, match=r"adapter='base': is neither a directory of PEFT's files, or of diffusers', nor a run"
+    ):
         load_model("base", adapter="base")
 
 
