@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+from redco_cli import export, load_model
 from redco_cli.errors import RedcoError
 from redco_cli.job import prepare
 from redco_cli.models.several import section_of
@@ -229,6 +230,30 @@ def test_a_run_draws_files_and_a_picture_of_them():
     assert image.shape == (SIDE, SIDE, 3)
     assert image.std() > 1
     assert predict_examples("run", [{"text": "low"}])[0]["prediction"]["image"].startswith("run/images/")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_goes_to_the_pipeline_of_diffusers_and_comes_back():
+    pipeline = write_pipeline(Path("hub"))
+    write_images(Path("data"))
+    adapter = "adapter={rank: 2, alpha: 6, targets: ['.*/(to_q|to_v|proj_in|up|gate)/kernel']}"
+    changes = [*SHORT, "data.train={path: data}", "train.learning_rate=0.1"]
+    train("stable_diffusion", [*changes, adapter])
+    done = export("run", output="out", adapter=True)
+    assert [file.name for file in done.files] == ["pytorch_lora_weights.safetensors"]
+    export("run", output="merged")
+    pipeline.load_lora_weights("out", weight_name="pytorch_lora_weights.safetensors")
+    theirs, again = pipeline.unet.eval(), type(pipeline.unet).from_pretrained("merged").eval()
+    given = torch.ones(2, 4, 8, 8), torch.tensor([3, 900]), torch.ones(2, 12, 16)
+    with torch.no_grad():
+        one, other = theirs(*given).sample, again(*given).sample
+        theirs.disable_adapters()
+        assert (theirs(*given).sample - one).abs().max() > 0.1
+    np.testing.assert_allclose(one, other, atol=1e-4)
+    train("stable_diffusion", [*changes, "adapter.from=out", "train.learning_rate=0.0", "output_dir=next"])
+    found, expected = load_model("next")[1], load_model("run")[1]
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), found, expected)
 
 
 def test_prompts_have_the_ids_of_the_pipeline():
