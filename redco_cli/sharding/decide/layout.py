@@ -96,7 +96,7 @@ def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
     """Whether a dim of a weight says which expert: split, it would add up gradients of its input for very little."""
     matmuls = reading.matmuls.get(parameter.path, ())
     makes = any(len(m.produced) == 1 and factors(m.produced[0]) == dim for m in matmuls)
-    return makes and (dim == dim[:1] and dim[0] in reading.experts or reading.routes.issuperset(dim))
+    return makes and ((dim == dim[:1] and dim[0] in reading.experts) or reading.routes.issuperset(dim))
 
 
 def _fused(

@@ -18,7 +18,6 @@ from redco_cli.sharding.program import indexing, marks, primitives  # noqa: F401
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, Value
 from redco_cli.sharding.program.walk import Walk
 
-
 FEWER = 4
 """So many times fewer experts than features does a router make at least."""
 
