@@ -54,6 +54,42 @@ PROGRAMS = {
     "llama of 16 MiB, v5e:2x4": Program(TINY, "v5e:2x4", {"data": 1, "fsdp": 4, "tensor": 2}, 16, 512),
     "llama-3.1-8b, h100:8": Program("llama-3.1-8b", "h100:8", {"data": 1, "fsdp": 8, "tensor": 1}, 16, 4096),
 }
+_TEXTS = {"hidden_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 4096}
+FAMILIES: dict[str, dict[str, object]] = {
+    "gpt2": {"n_embd": 256, "n_head": 4, "n_layer": 2, "n_positions": 256, "vocab_size": 4096, "attn_pdrop": 0.0},
+    "gemma3_text": {
+        **_TEXTS,
+        "intermediate_size": 1024,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "sliding_window": 128,
+    },
+    "mixtral": {**_TEXTS, "intermediate_size": 512, "num_key_value_heads": 4, "num_local_experts": 4},
+    "bert": {**_TEXTS, "intermediate_size": 1024, "max_position_embeddings": 256, "architectures": ["BertForMaskedLM"]},
+    "t5": {
+        "d_model": 256,
+        "d_kv": 64,
+        "d_ff": 1024,
+        "num_heads": 4,
+        "num_layers": 2,
+        "vocab_size": 4096,
+        "decoder_start_token_id": 0,
+    },
+}
+"""One of each kind of model, two layers of it."""
+SMALL_BATCH, SMALL_LENGTH = 16, 256
+BUDGETED = {
+    f"{family}, {target}": Program(
+        json.dumps({"model_type": family, **config}),
+        target,
+        {"data": 1, "fsdp": 4, "tensor": 2},
+        SMALL_BATCH,
+        SMALL_LENGTH,
+    )
+    for family, config in FAMILIES.items()
+    for target in ("h100:8", "v5e:2x4")
+}
+"""What each of them moves is judged by `test_budgets`."""
 
 
 def fingerprint(program: Program) -> str:
@@ -63,6 +99,12 @@ def fingerprint(program: Program) -> str:
         workload = find_workload(program.model, batch_size=program.batch_size, seq_length=program.seq_length)
         planner = Planner(workload, Devices(target.devices, target.groups, None), program.batch_size)
         return digest_of(workload, planner.plan(program.mesh), program.batch_size)
+
+
+def parameters_of(program: Program) -> int:
+    """How many numbers its parameters have."""
+    workload = find_workload(program.model, batch_size=program.batch_size, seq_length=program.seq_length)
+    return sum(leaf.size for leaf in jax.tree.leaves(workload.abstract))
 
 
 def digest_of(workload: Workload, plan: Plan, batch_size: int) -> str:
@@ -97,6 +139,7 @@ def compiled(program: Program) -> dict[str, object]:
     return {
         "fingerprint": fingerprint(program),
         "jax": jax.__version__,
+        "parameters": parameters_of(program),
         "predicted_memory": sum(report["memory"].values()),
         "moved": moved,
         **{key: found[key] for key in ("memory", "overlapped", "attention", "launches", "too_large")},
@@ -105,6 +148,6 @@ def compiled(program: Program) -> dict[str, object]:
 
 if __name__ == "__main__":
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    for name in sys.argv[1:] or PROGRAMS:
-        results[name] = compiled(PROGRAMS[name])
+    for name in sys.argv[1:] or PROGRAMS | BUDGETED:
+        results[name] = compiled((PROGRAMS | BUDGETED)[name])
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,0 +1,63 @@
+"""What a step may move, for each kind of model and target: a compiled step that moves more has lost something.
+
+A table of budgets, for two layers on `fsdp` 4 and `tensor` 2, in units that follow from the model:
+
+    gathers      of the parameters over `fsdp`, in their bytes on a shard of `tensor` in bfloat16: 1 gathers each once,
+                 2 once more for the backward pass
+    activations  reduced over `tensor`, in the bytes of an array [examples, tokens, features] in bfloat16: Megatron-LM
+                 (arXiv 1909.08053) has four in a layer, and the embedding and the head have some
+    gradients    reduced over `fsdp`, in the unit of `gathers`: 1 in bfloat16, 2 in float32
+"""
+
+import json
+from typing import NamedTuple
+
+import pytest
+
+from tests.chips.programs import BUDGETED, RESULTS, SMALL_BATCH, SMALL_LENGTH, fingerprint
+
+FOUND = json.loads(RESULTS.read_text())
+FEATURES, BFLOAT16 = 256, 2
+SLACK = 1.01
+
+
+class Budget(NamedTuple):
+    """The most that a step moves; see the module."""
+
+    gathers: float
+    activations: float
+    gradients: float
+
+
+BUDGETS = {
+    "gpt2, h100:8": Budget(1.46, 11, 2.25),
+    "gpt2, v5e:2x4": Budget(1.39, 10, 2.2),
+    "gemma3_text, h100:8": Budget(1.35, 11, 2.04),
+    "gemma3_text, v5e:2x4": Budget(1.35, 10, 2.04),
+    "mixtral, h100:8": Budget(1.93, 25, 1.36),
+    "mixtral, v5e:2x4": Budget(1.73, 30, 1.36),
+    "bert, h100:8": Budget(2.04, 14, 1.43),
+    "bert, v5e:2x4": Budget(1.42, 14, 1.43),
+    "t5, h100:8": Budget(2.0, 29, 1.56),
+    "t5, v5e:2x4": Budget(1.22, 35, 1.56),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETED)
+def test_a_step_moves_no_more_than_its_budget(name):
+    moved, mesh = FOUND[name]["moved"], BUDGETED[name].mesh
+    parameters = FOUND[name]["parameters"] * BFLOAT16 / mesh["tensor"]
+    activation = SMALL_BATCH // mesh["fsdp"] * SMALL_LENGTH * FEATURES * BFLOAT16
+    scattered = moved["reduce-scatter over fsdp"] * mesh["fsdp"] + moved.get("all-reduce over fsdp", 0)
+    found = Budget(
+        moved["all-gather over fsdp"] / parameters, moved["all-reduce over tensor"] / activation, scattered / parameters
+    )
+    over = {key: value for key, value in found._asdict().items() if value > SLACK * getattr(BUDGETS[name], key)}
+    assert over == {}, f"{name}: {found}"
+    assert found.gathers >= 1  # or what is read is not the gathering of parameters
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUDGETED)
+def test_the_program_is_the_one_that_was_compiled(name):
+    assert FOUND[name]["fingerprint"] == fingerprint(BUDGETED[name]), "run make test-chips, and commit results.json"
