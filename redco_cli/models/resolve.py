@@ -26,7 +26,7 @@ from redco_cli.models.weights.load import check_checkpoint, checkpoint_directory
 from redco_cli.plugin.contract import Params
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.recipe.section import Remat
-from redco_cli.sharding.derive import make_plan
+from redco_cli.sharding.derive import convolves, make_plan
 from redco_cli.sharding.plan import AXES
 from redco_cli.sharding.program.reading import read
 
@@ -241,8 +241,7 @@ def model_shardings(model: AnyModel, mesh: Mesh | None, where: Callable[[str], s
     """Where each parameter of a model lives that is loaded for use from Python: a sharding for each.
 
     It is called by whatever the user compiles, without the gathering of a training step. Kernels of convolutions are
-    therefore whole over `fsdp`: XLA's partitioner (jax 0.10.2) computes something else, a loss off by 2 % for a U-Net,
-    where one axis splits the channels of a kernel and the images that it is applied to.
+    therefore whole over `fsdp`: see `sharding.derive.convolves`.
 
     Args:
         model: any; its parameters are abstract.
@@ -263,9 +262,9 @@ def model_shardings(model: AnyModel, mesh: Mesh | None, where: Callable[[str], s
     batch = example_inputs(model, rows)
     reading = read(lambda params, batch: example_loss(model, params, batch), model.abstract, batch)
     plan = make_plan(reading, sizes, where=where)
-    convolves = any("convolution" in one.what for one in reading.collectives)
+    has_kernels = convolves(reading)
 
     def placed(leaf: jax.ShapeDtypeStruct, lives: PartitionSpec, used: PartitionSpec) -> NamedSharding:
-        return NamedSharding(mesh, used if convolves and leaf.ndim > _DIMS_OF_A_MATRIX else lives)
+        return NamedSharding(mesh, used if has_kernels and leaf.ndim > _DIMS_OF_A_MATRIX else lives)
 
     return jax.tree.map(placed, model.abstract, plan.specs, plan.gathered)

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.sharding import derive, make_plan, read
 from tests.sharding.programs.catalogue import program
 from tests.sharding.programs.small import LAYERS, attend, norm, token_loss
-from tests.sharding.shorthand import abbreviated, axis_kinds, gathered, reasons, shaped, stored
+from tests.sharding.shorthand import abbreviated, axis_kinds, f32, gathered, reasons, shaped, stored
 
 B, L, D, F, H, P_ = 8, 16, 64, 256, 8, 8
 TENSOR4 = {"data": 2, "tensor": 4}
@@ -834,3 +834,15 @@ def test_opt_66b_is_divided_by_eight():
     assert float(seconds) < 15
     assert int(peak) < 2 * 2**20
     assert warnings == "0"
+
+
+def test_convolutions_that_xla_would_get_wrong_are_told_to_be_gathered():
+    def loss(params, images):
+        return jax.lax.conv_general_dilated(
+            images, params, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ).sum()
+
+    kernel, images = f32(3, 3, 16, 32), f32(8, 8, 8, 16)
+    (warning,) = derive(loss, kernel, images, {"fsdp": 2}).warnings
+    assert warning.startswith("XLA's partitioner gets convolutions wrong whose kernels are split over fsdp")
+    assert derive(loss, kernel, images, {"data": 2}).warnings == ()

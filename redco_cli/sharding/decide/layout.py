@@ -249,6 +249,8 @@ def _split_reason(parameter: Parameter, place: int, chain: Chain, reading: Readi
     each = f"{size} {what}, {size // tensor} on each device"
     if what == "experts":
         return each
+    if chain[0] in reading.by_hand:
+        return f"split by a shard_map: {parameter.shape[place]}, {parameter.shape[place] // tensor} on each device"
     matmuls = reading.matmuls.get(parameter.path, ())
     mine = set(chain)
     if any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.contracted):

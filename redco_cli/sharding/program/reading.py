@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.ownership import owners
-from redco_cli.sharding.program import indexing, marks, primitives  # noqa: F401  the rules register themselves
+from redco_cli.sharding.program import indexing, marks, primitives, shard_map  # noqa: F401  rules register themselves
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, Value
 from redco_cli.sharding.program.walk import Walk
 
@@ -78,6 +78,7 @@ class Reading:
         matmuls: for the path of a weight, what it is multiplied with.
         weight_axes: axes of everything that is multiplied with an activation.
         produced: axes of activations that a weight brings: by a matmul, or by looking up its rows.
+        by_hand: those of them that a `shard_map` splits weights by.
         output_axes: axes that are produced and that no weight sums over again, such as the vocabulary of logits.
         lookup_axes: axes that rows of weights are looked up by: vocabularies, positions.
         experts: axes that weights and activations share without a sum over them.
@@ -98,6 +99,7 @@ class Reading:
     matmuls: Mapping[str, tuple[Matmul, ...]]
     weight_axes: frozenset[Axis]
     produced: frozenset[Axis]
+    by_hand: frozenset[Axis]
     output_axes: frozenset[Axis]
     lookup_axes: frozenset[Axis]
     experts: frozenset[Axis]
@@ -157,7 +159,8 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         frozenset(heads),
         _by_weight(walk.matmuls),
         _axes(dim for matmul in walk.matmuls for dim in matmul.weight),
-        _axes(dim for matmul in walk.matmuls for dim in matmul.produced),
+        _axes(dim for matmul in walk.matmuls for dim in matmul.produced) | _axes(walk.by_hand),
+        _axes(walk.by_hand),
         _outputs(walk) & owned - compared - heads,
         _axes(walk.lookups) & owned,
         _axes(walk.batched) & owned,

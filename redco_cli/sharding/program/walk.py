@@ -41,6 +41,8 @@ class Walk:
         lookups: indexed dims of gathers from weights.
         batched: dims that a weight and an activation have both without summing over them, such as experts.
         ranked: dims along which the largest elements are picked.
+        devices: inside a `shard_map`, mesh axis to the dim along it.
+        by_hand: factors of weights that a `shard_map` splits.
         unknown: primitives that were not understood, and how often they met a gradient.
     """
 
@@ -53,6 +55,8 @@ class Walk:
         self.lookups: list[Dim] = []
         self.batched: list[Dim] = []
         self.ranked: list[Dim] = []
+        self.devices: dict[str, Dim] = {}
+        self.by_hand: list[Dim] = []
         self.unknown: Counter[str] = Counter()
         self._times = 1
 
