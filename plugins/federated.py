@@ -55,7 +55,7 @@ class Options(classification.Options):  # type: ignore[name-defined, misc]
     partition: Literal["iid", "label_skew"] = "iid"
     shards: int = 2
     local_steps: int = 10
-    proximal: float = 0.1
+    proximal: float = 0.001
     server_rate: float = 0.03
     adaptivity: float = 1e-3
 

@@ -151,7 +151,10 @@ def test_a_signal_in_a_round_waits_for_its_end_and_moments_are_kept(tmp_path, mo
 @pytest.mark.parametrize("seed", [3, 4, 5])
 @pytest.mark.parametrize(("partition", "least"), [("iid", 0.97), ("label_skew", 0.93)])
 def test_digits_of_clients_are_known_to_the_server(seed, partition, least, tmp_path):
+    found = {}
     for algorithm in ("fedavg", "fedprox", "fedadam"):
         options = f"plugin.options={{algorithm: {algorithm}, partition: {partition}}}"
         settings = [f"seed={seed}", options, "logging.plot=false"]
-        assert trained("federated", tmp_path / algorithm, settings)[-1]["accuracy"] >= least
+        found[algorithm] = trained("federated", tmp_path / algorithm, settings)[-1]["accuracy"]
+    assert min(found.values()) >= least
+    assert min(found.values()) >= found["fedavg"] - 1 / 364  # an image

@@ -1,8 +1,13 @@
-"""One process of a run under test: `python worker.py train|predict RECIPE [key=value ...]`, as the commands do it."""
+"""One process of a run under test: `python worker.py train|predict RECIPE [key=value ...]`, as the commands do it.
 
+Where `HEARS` names a file, it is there as soon as the process hears signals as the commands do.
+"""
+
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from redco_cli.__main__ import hear_early
 
@@ -15,6 +20,8 @@ def main(command: str, target: str, overrides: Sequence[str]) -> int:
     from redco_cli.runtime.rendezvous.join import joined
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where tests run in the background it is ignored
+    if "HEARS" in os.environ:
+        Path(f"{os.environ['HEARS']}-{os.environ['REDCO_PROCESS_ID']}").touch()
     try:
         with joined(load_recipe(find_run(target)[0], overrides), note, print_error, hush):
             from redco_cli import run
