@@ -55,10 +55,10 @@ $(VENV)/oracles/bitsandbytes: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oracles bitsandbytes==0.50.2
 	@touch $@
 
-test-slow: $(VENV)/oracles/trl $(VENV)/oracles/bitsandbytes ## the tests and the slow matrices, an hour
+test-slow: $(VENV)/oracles/trl $(VENV)/oracles/bitsandbytes ## the tests and the slow matrices, long
 	$(PYTEST) -m 'not recipe' --timeout 900
 
-test-recipes: $(VENV)/.dev ## train the recipes to the figures of their headers, three seeds each, an hour
+test-recipes: $(VENV)/.dev ## train the recipes to the figures of their headers, three seeds each, long
 	$(PYTEST) -m recipe
 
 test-all: test-slow test-recipes ## every test

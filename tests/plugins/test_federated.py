@@ -157,4 +157,4 @@ def test_digits_of_clients_are_known_to_the_server(seed, partition, least, tmp_p
         settings = [f"seed={seed}", options, "logging.plot=false"]
         found[algorithm] = trained("federated", tmp_path / algorithm, settings)[-1]["accuracy"]
     assert min(found.values()) >= least
-    assert min(found.values()) >= found["fedavg"] - 1 / 364  # an image
+    assert min(found.values()) >= found["fedavg"] - 0.003  # one of 364 images
