@@ -846,3 +846,21 @@ def test_convolutions_that_xla_would_get_wrong_are_told_to_be_gathered():
     (warning,) = derive(loss, kernel, images, {"fsdp": 2}).warnings
     assert warning.startswith("XLA's partitioner gets convolutions wrong whose kernels are split over fsdp")
     assert derive(loss, kernel, images, {"data": 2}).warnings == ()
+
+
+@pytest.mark.parametrize("groups", [2, 4, 16])
+def test_examples_in_groups_are_split_as_often_as_examples(groups):
+    """[16, 64] as [groups, 16 / groups, 64] is split into two over `data`, once."""
+
+    def loss(grouped):
+        def run(params, batch):
+            x = batch.reshape(groups, 16 // groups, 64) if grouped else batch
+            return (jnp.tanh(x @ params["up"]) @ params["down"]).sum()
+
+        return run
+
+    params, sizes = {"down": f32(256, 64), "up": f32(64, 256)}, {"data": 2, "tensor": 4}
+    plain, found = (derive(loss(grouped), params, f32(16, 64), sizes).collectives for grouped in (False, True))
+    assert sorted((one.kind, one.axis, one.bytes) for one in found) == sorted(
+        (one.kind, one.axis, one.bytes) for one in plain
+    )

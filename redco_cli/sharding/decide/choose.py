@@ -97,7 +97,7 @@ def candidates(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate
             value[chain] += parameter.bytes
         for axis in {axis for dim in parameter.dims for axis in dim[1:]} - {chain[0] for chain in chains}:
             behind[axis] += parameter.bytes
-    costs = Costs(reading.collectives, dict.fromkeys(reading.batch_axes, batch_ways))
+    costs = Costs(reading.collectives, reading.split_batch(batch_ways))
     every = [Candidate(chain, ways, costs.of(ways), value[chain] + behind[chain[0]]) for chain, ways in found.items()]
     worth = [one for one in every if _pairs(one, reading)]
     return sorted(worth, key=lambda candidate: candidate.ratio)

@@ -37,7 +37,7 @@ def predict_collectives(
         frozen: paths of parameters that have no gradient.
     """
     moved: dict[tuple[str, str, str], list[int]] = defaultdict(list)
-    costs = Costs(reading.collectives, dict.fromkeys(reading.batch_axes, sizes[DATA] * sizes[FSDP]))
+    costs = Costs(reading.collectives, reading.split_batch(sizes[DATA] * sizes[FSDP]))
     for candidate in chosen:
         for collective in costs.collectives(axis for axis, ways in candidate.ways.items() if ways > 1):
             moved[collective.kind, TENSOR, collective.what] += [

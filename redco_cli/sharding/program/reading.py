@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -69,7 +70,7 @@ class Reading:
     Attributes:
         treedef: of the parameters.
         parameters: its leaves.
-        batch_axes: axes of the examples: the leading dim of every array in the batch.
+        batch_dims: the factors of the examples: of the leading dim of every array in the batch.
         input_axes: all axes that arrays of the batch have.
         within_heads: axes that must not be split: within a head.
         collectives: what would have to move if an axis were split.
@@ -90,7 +91,7 @@ class Reading:
 
     treedef: Any
     parameters: tuple[Parameter, ...]
-    batch_axes: frozenset[Axis]
+    batch_dims: tuple[Dim, ...]
     input_axes: frozenset[Axis]
     within_heads: frozenset[Axis]
     collectives: tuple[PossibleCollective, ...]
@@ -106,6 +107,22 @@ class Reading:
     routes: frozenset[Axis]
     unknown: tuple[tuple[str, int], ...]
     kept: Callable[[Any], Any] | None = None
+
+    @cached_property
+    def batch_axes(self) -> frozenset[Axis]:
+        """Axes of the examples."""
+        return frozenset(axis for dim in self.batch_dims for axis in dim)
+
+    def split_batch(self, ways: int) -> dict[Axis, int]:
+        """Into how many parts each axis of the examples is split where the batch is split into `ways`, major first."""
+        found: dict[Axis, int] = {}
+        for dim in filter(None, self.batch_dims):
+            left = ways
+            for axis in dim:
+                found[axis] = math.gcd(axis.size, left)
+                left //= found[axis]
+            found[dim[0]] *= left  # what does not divide is padded
+        return found
 
 
 def read(loss_fn: Callable[..., Any], params: Any, batch: Any, *others: Any) -> Reading:
@@ -145,13 +162,13 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         for path, (_, leaf), value in zip(paths, leaves, arguments, strict=False)
     )
     owned = frozenset(axis for parameter in parameters for dim in parameter.dims for axis in dim)
-    batch_axes = _axes(x.dims[0] for x in given if x.dims)
+    batch_dims = tuple(dict.fromkeys(factors(x.dims[0]) for x in given if x.dims))
     input_axes = _axes(dim for x in given for dim in x.dims)
     heads, compared = _attention(walk, owned, _tokens(given, jax.tree.leaves(batch)), input_axes)
     return Reading(
         treedef,
         parameters,
-        batch_axes,
+        batch_dims,
         input_axes,
         _within_heads(parameters, heads, compared),
         tuple(walk.collectives),

@@ -36,10 +36,15 @@ def by_hand(params, batch):
     return (mapped(params["up"], params["down"], batch["x"]) @ params["head"]).sum()
 
 
+def moved(plan):
+    return sorted((one.kind, one.axis, one.bytes) for one in plan.collectives)
+
+
 def test_the_plan_is_that_of_the_same_without_it():
     expected, found = (derive(loss, PARAMS, BATCH, SIZES) for loss in (plain, by_hand))
     assert (found.specs, found.gathered) == (expected.specs, expected.gathered)
     assert found.warnings == ()
+    assert moved(found) == moved(expected)
     reasons = {row.path: row.reason for row in found.rows}
     assert reasons["up"] == reasons["down"] == "split by a shard_map: 256, 64 on each device"
 
