@@ -55,7 +55,7 @@ MODELS = {
     ),
 }
 KINDS = {"lora": {}, "rslora": {"use_rslora": True}, "dora": {"use_dora": True}}
-FAST = {("llama", "lora"), ("phi3", "dora")}
+FAST = {("phi3", "dora")}
 IDS = np.random.default_rng(0).integers(0, 60, (2, 9))
 
 

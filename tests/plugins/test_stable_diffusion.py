@@ -207,6 +207,7 @@ def test_the_recipe_is_valid_on_a_tiny_pipeline():
     assert summary["batch"] == ("deviation float32[2, 8, 8, 4], mean float32[2, 8, 8, 4], states float32[2, 12, 16]")
 
 
+@pytest.mark.slow
 def test_dreambooth_is_valid_with_a_folder_of_images_and_one_of_their_class():
     write_pipeline(Path("hub"))
     write_images(Path("photos_of"), 2)
