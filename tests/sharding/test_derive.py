@@ -864,3 +864,12 @@ def test_examples_in_groups_are_split_as_often_as_examples(groups):
     assert sorted((one.kind, one.axis, one.bytes) for one in found) == sorted(
         (one.kind, one.axis, one.bytes) for one in plain
     )
+
+
+def test_a_weight_with_one_output_is_no_router():
+    def loss(params, batch):
+        return ((jnp.tanh(batch @ params["up"]) @ params["out"]) ** 2).sum()
+
+    params = {"out": f32(256, 1), "up": f32(64, 256)}
+    assert reasons(derive(loss, params, f32(16, 64), {"data": 2, "tensor": 4}))["out"].startswith("rows: sums over 256")
+    assert "router" not in reasons(derive(loss, params, f32(16, 64), {"data": 2}))["out"]

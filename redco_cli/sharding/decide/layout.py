@@ -95,8 +95,9 @@ def _over_tensor(
 def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
     """Whether a dim of a weight says which expert: split, it would add up gradients of its input for very little."""
     matmuls = reading.matmuls.get(parameter.path, ())
-    makes = any(len(m.produced) == 1 and factors(m.produced[0]) == dim for m in matmuls)
-    return makes and ((dim == dim[:1] and dim[0] in reading.experts) or reading.routes.issuperset(dim))
+    if not dim or not any(len(m.produced) == 1 and factors(m.produced[0]) == dim for m in matmuls):
+        return False
+    return reading.routes.issuperset(dim) or (len(dim) == 1 and dim[0] in reading.experts)
 
 
 def _fused(
