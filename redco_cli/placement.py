@@ -22,7 +22,7 @@ from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.decide.follow import follow, followers
-from redco_cli.sharding.decide.gather import gathering
+from redco_cli.sharding.decide.gather import gathering, values
 from redco_cli.sharding.decide.override import Override
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import BATCH_AXES, Plan
@@ -89,9 +89,8 @@ class Placement:
                 return function(*arguments)
 
         def gathers(variables: Variables, *others: Any) -> Any:
-            lives, used = (
-                follow(variables, variables.params, specs) for specs in (self.plan.specs, self.plan.gathered)
-            )
+            plain = values(variables)
+            lives, used = (follow(plain, plain.params, specs) for specs in (self.plan.specs, self.plan.gathered))
             again = self.reshard_after_forward
             return gathering(on_the_mesh, lives, used, self.mesh, reshard_after_forward=again)(variables, *others)
 

@@ -25,7 +25,7 @@ from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
-from redco_cli.sharding.predict.collectives import PER_PASS
+from redco_cli.sharding.predict.collectives import GRADIENTS, PER_PASS
 from redco_cli.sharding.predict.memory import StepConfig, StepMemory, TracedLoss, estimate
 from redco_cli.sharding.program.reading import Reading
 from redco_cli.training.state import merge, partition
@@ -261,7 +261,9 @@ def _per_step(moved: Sequence[Collective], passes: int, scale: float, regathers:
     """What a step of several passes moves: parameters and gradients in each, activations in proportion to the batch."""
     found = []
     for one in moved:
-        if one.what in PER_PASS:
+        if one.what == GRADIENTS and one.axis == DATA:
+            found.append(one)  # once, behind the last pass
+        elif one.what in PER_PASS:
             twice = 2 if regathers and one.kind == "all-gather" else 1
             found.append(replace(one, count=one.count * passes * twice, bytes=one.bytes * passes * twice))
         else:

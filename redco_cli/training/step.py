@@ -22,6 +22,8 @@ import optax
 from redco_cli.plugin.contract import Batch, Loss, Params
 from redco_cli.plugin.state import Stats, Variables
 from redco_cli.privacy.gradient import PrivateGradient
+from redco_cli.sharding.decide.replicas import add_up, has_replicas, parts_like, places_of_parts
+from redco_cli.sharding.decide.sharded import Apart
 from redco_cli.training.optimizer import Schedule
 from redco_cli.training.precision import loss_scale
 from redco_cli.training.state import TrainState, merge
@@ -45,7 +47,7 @@ def make_train_step(
     """One optimizer step.
 
     Args:
-        loss: of a micro-batch.
+        loss: of a micro-batch. Of several on a mesh with replicas, it is asked with an `Apart` for each parameter.
         optimizer: clipping included.
         schedule: updates done to learning rate.
         seed: of dropout.
@@ -118,24 +120,29 @@ def _variables(trainable: Params, state: TrainState) -> Variables:
 
 
 def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any, places: Any) -> tuple[Loss, Params]:
-    """Adds losses and gradients of the sum over the micro-batches, in float32."""
+    """Adds losses and gradients of the sum over the micro-batches, in float32.
 
-    def scattered(gradient: Params) -> Params:
-        constrained: Params = jax.lax.with_sharding_constraint(gradient, places)
-        return constrained
+    Of several micro-batches each replica over `data` adds up its own part of the gradient, and these once at the end.
+    """
+    count = jax.tree.leaves(batch)[0].shape[0]
+    apart = count > 1 and has_replicas(places)
+    there = places_of_parts(state.trainable, places) if apart else places
 
-    def loss_sum(trainable: Params, micro_batch: Batch, micro_key: Any) -> tuple[jax.Array, Loss]:
+    def constrained(gradient: Params) -> Params:
+        result: Params = jax.lax.with_sharding_constraint(gradient, there)
+        return result
+
+    def loss_sum(given: Params, micro_batch: Batch, micro_key: Any) -> tuple[jax.Array, Loss]:
+        trainable = jax.tree.map(Apart, state.trainable, given) if apart else given
         result = loss(_variables(trainable, state), micro_batch, micro_key, True)
         return loss_scale.scaled(result.sum, result.weight, state.loss_scale), result
 
     def one(micro_batch: Batch, index: Any) -> tuple[Loss, Params]:
-        gradient, result = jax.grad(loss_sum, has_aux=True)(
-            state.trainable, micro_batch, jax.random.fold_in(key, index)
-        )
+        given = parts_like(state.trainable, places) if apart else state.trainable
+        gradient, result = jax.grad(loss_sum, has_aux=True)(given, micro_batch, jax.random.fold_in(key, index))
         wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
-        return result, scattered(loss_scale.unscaled(wide, result.weight, state.loss_scale))
+        return result, constrained(loss_scale.unscaled(wide, result.weight, state.loss_scale))
 
-    count = jax.tree.leaves(batch)[0].shape[0]
     if count == 1:  # a loop around one pass would only hide it from the compiler
         return one(jax.tree.map(lambda leaf: leaf[0], batch), 0)
 
@@ -144,5 +151,5 @@ def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any, p
 
     shapes = jax.eval_shape(one, jax.tree.map(lambda leaf: leaf[0], batch), 0)
     loss_zeros, zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    total: tuple[Loss, Params] = jax.lax.scan(add, (loss_zeros, scattered(zeros)), (batch, jnp.arange(count)))[0]
-    return total
+    total, gradient = jax.lax.scan(add, (loss_zeros, constrained(zeros)), (batch, jnp.arange(count)))[0]
+    return total, add_up(gradient, places) if apart else gradient

@@ -32,7 +32,8 @@ TINY = json.dumps(
     }
 )
 SOURCES = (
-    *("training/step.py", "sharding/decide/gather.py", "planning/compiled.py"),
+    *("training/step.py", "planning/compiled.py"),
+    *("sharding/decide/gather.py", "sharding/decide/sharded.py", "sharding/decide/replicas.py"),
     *("chips/table.py", "chips/compiler.py"),
 )
 """What decides the compiled program beyond the traced loss and its plan."""

@@ -7,12 +7,17 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from redco_cli.errors import RecipeError
-from redco_cli.plugin.contract import Loss
+from redco_cli.plugin.contract import Loss, Params
 from redco_cli.plugin.state import Variables
+from redco_cli.sharding.compiled.traffic import compiled_collectives, total_bytes
+from redco_cli.sharding.decide.gather import gathering
 from redco_cli.training.state import TrainState, frozen_paths, merge, new_state, partition
 from redco_cli.training.step import make_eval_step, make_train_step
+from tests.sharding.measure import device_mesh
 
 PARAMS = {"layer": {"w": jnp.array([[0.5], [-0.25], [1.0]]), "b": jnp.array([0.1])}}
 OPTIMIZER = optax.sgd(0.1)
@@ -55,6 +60,46 @@ def test_any_cut_of_unevenly_weighted_examples_gives_the_same_step(weights: list
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), state.params, params)
     assert int(state.step) == 1
     assert int(state.skipped) == 0
+
+
+def mlp_loss(variables: Variables, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
+    params = variables.params
+    rows = jnp.tanh(params["table"][batch["row"]] @ params["up"]) @ params["down"]
+    return Loss((batch["w"] * (rows[:, 0] - batch["y"]) ** 2).sum(), batch["w"].sum())
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8, "fsdp": 1, "tensor": 1}, {"data": 4, "fsdp": 2, "tensor": 1}])
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_gradients_are_added_up_over_data_once_in_a_step(sizes: dict[str, int], micro_batches: int) -> None:
+    """However many micro-batches: a shard of each gradient, and the update is that of one device."""
+    draw = np.random.default_rng(0).normal
+    params = {"table": draw(size=(16, 8)), "up": draw(size=(8, 32)), "down": draw(size=(32, 8))}
+    params = jax.tree.map(np.float32, params)
+    batch = {"row": np.arange(32) % 16, "y": np.float32(draw(size=32)), "w": np.arange(32.0, dtype=np.float32)}
+    batch = {name: leaf.reshape(micro_batches, -1) for name, leaf in batch.items()}
+    mesh = device_mesh(sizes)
+    specs = {name: P("fsdp") if sizes["fsdp"] > 1 else P() for name in params}
+    places = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+
+    def on_mesh(variables: Variables, batch: dict[str, jax.Array], rng: object, train: bool) -> Loss:
+        def inner(params: Params, batch: dict[str, jax.Array]) -> Loss:
+            return mlp_loss(Variables(params), batch, rng, train)
+
+        result: Loss = gathering(inner, specs, dict.fromkeys(specs, P()), mesh)(variables.params, batch)
+        return result
+
+    def state(place: object) -> TrainState:
+        return new_state(jax.device_put(params, place), frozenset(), OPTIMIZER)
+
+    cut = jax.device_put(batch, NamedSharding(mesh, P(None, ("data", "fsdp"))))
+    step = jax.jit(make_train_step(on_mesh, OPTIMIZER, optax.constant_schedule(0.1), seed=0, places=places))
+    compiled = step.lower(state(places), cut).compile()
+    alone = make_train_step(mlp_loss, OPTIMIZER, optax.constant_schedule(0.1), seed=0, places=HERE)
+    found, right = compiled(state(places), cut)[0], alone(state(HERE), batch)[0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found.params, right.params)
+    over_data = [one for one in compiled_collectives(compiled, sizes) if one.axes == ("data",)]
+    shards = sum(leaf.nbytes for leaf in params.values()) // sizes["fsdp"]
+    assert shards <= total_bytes(over_data) < shards + 100, over_data  # and scalars
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

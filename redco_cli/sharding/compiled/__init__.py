@@ -28,8 +28,13 @@ Over `tensor` it has the one all-reduce that was predicted, and over `fsdp` it g
     >>> [(one.kind, one.bytes) for one in plan.collectives][:2]
     [('all-reduce', 4096), ('all-gather', 32768)]
 
-The gradients are all-reduced over `fsdp` here, where a GPU or TPU reduce-scatters them: XLA has no reduce-scatter for a
-CPU, so compare like with like.
+and scatters their gradients back to the shards that `sharding.decide.replicas` sums by itself, on any device:
+
+    >>> [(one.axes, one.bytes) for one in found if one.kind == "reduce-scatter"]
+    [(('fsdp',), 8192), (('fsdp',), 8192)]
+
+Of gradients that it cannot take apart XLA for a CPU makes all-reduces, where that for a GPU or TPU often
+reduce-scatters, so compare like with like.
 
 Start at `traffic` (collectives of a program, loops counted), then `hlo` (its text as instructions, with trip counts of
 loops), `memory` (what a compiled step says of its memory), `schedule` (kernels, and what runs while bytes move),

@@ -1,0 +1,158 @@
+"""Gradients of weights, added up over devices: scattered over `fsdp` first, over `data` last, once in a step.
+
+Every device has a part of the gradient of a weight, summed over its own examples. Written as one product, xᵀ·dy, it is
+left to XLA how these are added up: all of it on every device of `data` and `fsdp`, cut afterwards, unless one of its
+passes finds that it could have been scattered. Here it is said. For a batch over D x F devices:
+
+    x, dy [B, ..]      ->  [D·F, B/(D·F), ..]    the examples of each device
+    parts = xᵀ·dy          [D·F, ..]             nothing moves
+    reduce-scatter         [D, ../F]             over `fsdp`
+    all-reduce             [../F]                over `data`, the slowest links: of a shard
+
+which is hybrid sharding (arXiv 2304.11277, section 3.2.2). The last line is a sum like any other: micro-batches add up
+their parts of each replica, and it is done once in a step (`Apart`). Nothing is assumed of the loss: what is apart is
+the gradient of one product, not the examples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from redco_cli.sharding.decide.sharded import Sharded, part_spec
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
+from redco_cli.sharding.program.examples import Examples
+from redco_cli.sharding.program.rewrite import bind
+
+
+def has_replicas(places: Any) -> bool:
+    """Whether a tree of shardings is on a mesh of several replicas over `data`."""
+    leaves = jax.tree.leaves(places)
+    return any(isinstance(place, NamedSharding) and place.mesh.shape.get(DATA, 1) > 1 for place in leaves)
+
+
+def places_of_parts(params: Any, places: Any) -> Any:
+    """Where the parts [..., D] of gradients live, each replica with its own.
+
+    Args:
+        params: a tree of parameters [...].
+        places: like it, the sharding of each.
+    """
+    return jax.tree.map(lambda leaf, place: NamedSharding(place.mesh, part_spec(place.spec, leaf.ndim)), params, places)
+
+
+def parts_like(params: Any, places: Any) -> Any:
+    """Zeros to ask for gradients in parts with, [..., D] for each parameter [...]; see `Apart`.
+
+    Args:
+        params: a tree of parameters.
+        places: like it, the sharding of each.
+    """
+    return jax.tree.map(
+        lambda leaf, place: jnp.zeros((*leaf.shape, place.mesh.shape[DATA]), leaf.dtype), params, places
+    )
+
+
+def add_up(parts: Any, places: Any) -> Any:
+    """Gradients from their parts of each replica.
+
+    Args:
+        parts: a tree of arrays [..., D].
+        places: like it, where each sum [...] lives.
+    """
+    return jax.tree.map(lambda leaf, place: jax.lax.with_sharding_constraint(leaf.sum(-1), place), parts, places)
+
+
+def is_product(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:
+    """Whether an equation takes examples through one weight, whose gradient is to be added up here.
+
+    Args:
+        equation: any.
+        operands: its own, of which some are a `Sharded`.
+        examples: where they are in its program.
+    """
+    weights = [x for x in operands if isinstance(x, Sharded)]
+    if len(weights) != 1 or len(operands) != 2 or _result_dim(equation, _place(operands)) is None:
+        return False
+    (weight,), x = weights, equation.invars[1 - _place(operands)]
+    if not set(BATCH_AXES) <= set(weight.mesh.shape) or not examples.lead(x):
+        return False
+    is_cut = FSDP in _axes(weight.spec) and FSDP not in _axes(weight.gathered)
+    divides = x.aval.shape[0] % _ways(weight.mesh) == 0 and weight.divides
+    return (weight.is_apart or is_cut) and _is_floating(weight.value) and divides
+
+
+def product(equation: Any, operands: Sequence[Any]) -> Any:
+    """The result of an equation that `is_product`; the gradient of its weight is the sum of those of all devices."""
+    at = _place(operands)
+    weight: Sharded = operands[at]
+    leading = _result_dim(equation, at) or 0
+    ways = _ways(weight.mesh)
+
+    def run(x: Any, used: Any) -> Any:
+        return bind(equation, [used, x] if at == 0 else [x, used])[0]
+
+    def multiply(x: Any, arrays: Any) -> Any:
+        return forward(x, arrays)[0]
+
+    def forward(x: Any, arrays: Any) -> tuple[Any, tuple[Any, Any]]:
+        used = weight.having(arrays).array()
+        return run(x, used), (x, used)
+
+    def backward(saved: tuple[Any, Any], dy: Any) -> tuple[Any, Any]:
+        x, used = saved
+        dx = jax.linear_transpose(lambda x: run(x, used), x)(dy)[0] if _is_floating(x) else None
+        each = jax.vmap(part, in_axes=(0, leading))
+        return dx, weight.cotangent(each(_cut(x, 0, ways), _cut(dy, leading, ways)))
+
+    def part(x: Any, dy: Any) -> Any:
+        anywhere = jnp.zeros(weight.value.shape, weight.value.dtype)  # the gradient is the same wherever it is taken
+        return jax.vjp(lambda whole: run(x, weight.seen(whole)), anywhere)[1](dy)[0]
+
+    apply = jax.custom_vjp(multiply)
+    apply.defvjp(forward, backward)
+    return apply(operands[1 - at], weight.arrays)
+
+
+def _result_dim(equation: Any, at: int) -> int | None:
+    """Which dim of the result has the examples that lead the operand beside the weight; None if there is none.
+
+    Args:
+        equation: of two operands.
+        at: which of them is the weight.
+    """
+    name, numbers = equation.primitive.name, equation.params.get("dimension_numbers")
+    if name == "dot_general":
+        contracted, (batched, _) = numbers
+        if batched or 0 in contracted[1 - at]:
+            return None
+        return 0 if at == 1 else equation.invars[0].aval.ndim - len(contracted[0])
+    if name == "gather" and at == 0 and not numbers.operand_batching_dims and equation.invars[1].aval.ndim > 1:
+        return min(set(range(equation.outvars[0].aval.ndim)) - set(numbers.offset_dims))
+    return None
+
+
+def _place(operands: Sequence[Any]) -> int:
+    return next(place for place, x in enumerate(operands) if isinstance(x, Sharded))
+
+
+def _ways(mesh: Mesh) -> int:
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
+def _cut(x: Any, dim: int, ways: int) -> Any:
+    """An array whose examples, a dim of it, are cut in equal parts: [.., ways, examples / ways, ..]."""
+    return x.reshape(*x.shape[:dim], ways, x.shape[dim] // ways, *x.shape[dim + 1 :])
+
+
+def _is_floating(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+
+
+def _axes(spec: PartitionSpec) -> set[str]:
+    return {axis for entry in spec if entry is not None for axis in ((entry,) if isinstance(entry, str) else entry)}

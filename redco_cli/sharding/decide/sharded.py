@@ -1,0 +1,183 @@
+"""A parameter in shards that was not used yet: what gathers it where it is used, and adds up its gradient.
+
+The forward pass gathers a parameter from where it lives to where it is used, an all-gather over `fsdp`; the backward
+pass scatters its gradient back, a reduce-scatter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
+from redco_cli.sharding.program.rewrite import bind
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Apart:
+    """A parameter whose gradient is asked for in parts, one of each replica over `data`, that nobody added up yet.
+
+    Attributes:
+        value: the parameter [...].
+        parts: zeros [..., D] for D replicas, as if each added its own to the value: what `jax.grad` finds for them are
+            the parts of the gradient.
+    """
+
+    value: Any
+    parts: Any
+
+
+def part_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
+    """Where parts [..., D] of an array live, whose `ndim` dims live at `spec`: each replica has its own."""
+    return PartitionSpec(*spec, *(None,) * (ndim - len(spec)), DATA)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A parameter that was not used yet.
+
+    Attributes:
+        arrays: the array, or an `Apart`.
+        spec: the mesh axes of its dims where it lives.
+        gathered: the same where it is used.
+        mesh: the devices.
+        views: equations of one operand, to apply once it is gathered.
+    """
+
+    arrays: Any
+    spec: PartitionSpec
+    gathered: PartitionSpec
+    mesh: Mesh
+    views: tuple[Any, ...] = ()
+
+    @property
+    def value(self) -> Any:
+        """The array where it lives."""
+        return self.arrays.value if self.is_apart else self.arrays
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its gradient is asked for in parts."""
+        return isinstance(self.arrays, Apart)
+
+    @property
+    def divides(self) -> bool:
+        """Whether the devices that share it have equal parts of it, where it lives and where it is used."""
+        return all(
+            size % math.prod(self.mesh.shape[axis] for axis in _axes(entry)) == 0
+            for spec in (self.spec, self.gathered)
+            for size, entry in zip(self.value.shape, spec, strict=False)
+        )
+
+    def array(self, use: str = "") -> Any:
+        """The array, whole, as it is used."""
+        moves = self.spec != self.gathered
+        return self.seen(self._all_gather() if moves or self.is_apart else self.arrays)
+
+    def seen(self, whole: Any) -> Any:
+        """What the program makes of the whole array before it uses it."""
+        for equation in self.views:
+            (whole,) = bind(equation, [whole])
+        return whole
+
+    def _all_gather(self) -> Any:
+        def value(arrays: Any) -> Any:
+            return jax.lax.with_sharding_constraint(self.having(arrays).value, NamedSharding(self.mesh, self.gathered))
+
+        def forward(arrays: Any) -> tuple[Any, None]:
+            return value(arrays), None
+
+        def backward(_: None, gradient: Any) -> tuple[Any]:
+            for spec in (self.gathered, *self._halfway(), self.spec):  # the first keeps it out of the product before
+                gradient = jax.lax.with_sharding_constraint(gradient, NamedSharding(self.mesh, spec))
+            return (Apart(None, self._of_first(gradient)) if self.is_apart else gradient,)
+
+        gather = jax.custom_vjp(value)
+        gather.defvjp(forward, backward)
+        return gather(self.arrays)
+
+    def _halfway(self) -> tuple[PartitionSpec, ...]:
+        """What a gradient passes on its way to `spec`, where it is summed over `data` and scattered over `fsdp`.
+
+        Asked for both at once, XLA sums all of it on every device. It scatters over all of them at once, in the order
+        of their numbers, data major; exchanged to fsdp major, the shard of a replica lies in one piece.
+        """
+        replicas, ways = self.mesh.shape.get(DATA, 1), self.mesh.shape.get(FSDP, 1)
+        for dim, entry in enumerate(self.spec):
+            if _axes(entry) == (FSDP,) and replicas > 1 and self.value.shape[dim] % (replicas * ways) == 0:
+                return tuple(
+                    PartitionSpec(*self.spec[:dim], axes, *self.spec[dim + 1 :])
+                    for axes in ((DATA, FSDP), (FSDP, DATA))
+                )
+        return ()
+
+    def _of_first(self, gradient: Any) -> Any:
+        """A gradient that is added up already, as the part of the first replica."""
+        first = jnp.arange(self.mesh.shape[DATA]) == 0
+        return self._parts(jnp.where(first, gradient[..., None], 0), self.spec)
+
+    def cotangent(self, parts: Any) -> Any:
+        """The gradient that `arrays` have, from its part of each device of the batch.
+
+        Args:
+            parts: of the gradient where the parameter is whole [D * F, ...] over `data` D and `fsdp` F, data major.
+        """
+        scattered = _scattered(self.gathered, self.spec, parts.ndim - 1)
+        place = next((dim for dim, axes in enumerate(scattered) if FSDP in _axes(axes)), None)
+
+        def add_up(part: Any) -> Any:
+            own = jnp.squeeze(part, 0)
+            if place is None:
+                own = jax.lax.psum(own, FSDP)
+            else:
+                own = jax.lax.psum_scatter(own, FSDP, scatter_dimension=place, tiled=True)
+            return own[..., None] if self.is_apart else jax.lax.psum(own, DATA)
+
+        lives = part_spec(scattered, parts.ndim - 1) if self.is_apart else scattered
+        summed = jax.shard_map(
+            add_up, mesh=self.mesh, in_specs=PartitionSpec(BATCH_AXES, *self.gathered), out_specs=lives, check_vma=False
+        )(parts)
+        if self.is_apart:
+            return Apart(None, self._parts(summed, self.spec))
+        return jax.lax.with_sharding_constraint(summed, NamedSharding(self.mesh, self.spec))
+
+    def _parts(self, parts: Any, spec: PartitionSpec) -> Any:
+        return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, part_spec(spec, parts.ndim - 1)))
+
+    def having(self, arrays: Any) -> Sharded:
+        """The same with another array."""
+        return replace(self, arrays=arrays)
+
+    def viewed(self, equation: Any) -> Sharded:
+        """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
+        fewer = not jnp.issubdtype(self.value.dtype, jnp.integer)  # codes of a quantised weight are few as they are
+        if equation.primitive.name in ("convert_element_type", "name") and fewer and not self.views:
+            return replace(self, arrays=jax.tree.map(lambda leaf: bind(equation, [leaf])[0], self.arrays))
+        return replace(self, views=(*self.views, equation))
+
+    def stacked(self) -> Any:
+        """Itself; whole where its layers are no longer its leading dim."""
+        return self.array() if self.views else self
+
+    def layer(self, arrays: Any) -> Sharded:
+        """One layer of it."""
+        return Sharded(arrays, PartitionSpec(*self.spec[1:]), PartitionSpec(*self.gathered[1:]), self.mesh)
+
+
+def _scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> PartitionSpec:
+    """Where a parameter is used, and over `fsdp` where it lives."""
+    entries = []
+    for dim in range(ndim):
+        used, lives = (_axes(one[dim]) if dim < len(one) else () for one in (gathered, spec))
+        entries.append((*used, *((FSDP,) if FSDP in lives and FSDP not in used else ())))
+    return PartitionSpec(*entries)
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
