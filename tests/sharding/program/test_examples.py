@@ -13,7 +13,7 @@ def layer(x, w):
 
 def looped(w, x):
     def turn(carry, _):
-        here, before = carry
+        here, _ = carry
         return (layer(here, w), here), None
 
     return jax.lax.scan(turn, (x, jnp.zeros_like(x)), None, length=3)[0]

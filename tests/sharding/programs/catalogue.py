@@ -55,7 +55,8 @@ OURS: dict[str, dict[str, Any]] = {
     "ours-gemma2": {**_MODERN, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 8},
 }
 """Our decoder, by name and model type: what its config says besides."""
-FAMILIES = tuple(CONFIGS)
+FAMILIES = tuple(family for family in CONFIGS if family != "clip_text_model")
+"""All but one that has no loss of its own: the text half of CLIP, which `clip` has."""
 NAMES = (*FAMILIES, *OURS, *SMALL)
 
 
