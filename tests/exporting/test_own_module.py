@@ -363,6 +363,7 @@ def test_a_damaged_checkpoint_is_passed_over(project: Path, capfd: pytest.Captur
     assert predict("runs/own", input=[{"point": POINTS[0]}]).is_file()
 
 
+@pytest.mark.slow
 def test_a_run_that_moved_with_its_project_finds_its_plugin(project: Path, tmp_path: Path) -> None:
     train("recipe.yaml", ["output_dir=runs/new"])
     expected = outputs("runs/new")

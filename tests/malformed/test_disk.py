@@ -102,6 +102,7 @@ def test_full_while_predictions_are_written(folder) -> None:
     assert [path.name for path in (folder.root / "run/predictions").iterdir()] == ["in.jsonl"]
 
 
+@pytest.mark.slow
 def test_full_while_a_starter_is_copied(folder) -> None:
     with full_disk(500):
         error = folder.refused("init", "new", leaves=["new(/.*)?"])

@@ -292,6 +292,7 @@ def test_a_checkpoint_that_cannot_say_what_it_is_does_not_count(copied, checkpoi
     assert re.match(problem, copied.done(*TRAIN)[1])
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_makes_no_library_speak(copied) -> None:
     cut_off("params/")()
     cut_off("params/", "checkpoint-2")()

@@ -101,6 +101,7 @@ def test_functions_from_another_file_are_code_of_the_plugin(project: Path) -> No
     assert [json.loads(line)["prediction"] for line in text.splitlines()] == [2] * 21
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_other_parameters_at_the_same_path_start_over(capsys: pytest.CaptureFixture[str]) -> None:
     stopped_after_a_batch()

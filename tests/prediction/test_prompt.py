@@ -89,6 +89,7 @@ def test_a_text(here: Path) -> None:
     assert not (here / "run/predictions").exists()
 
 
+@pytest.mark.slow
 def test_standard_input(here: Path) -> None:
     typed = '{"ask": "hey"}\n\n{"ask": "you"}\n'
     (here / "input.jsonl").write_text(typed)

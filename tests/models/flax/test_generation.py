@@ -191,6 +191,7 @@ def test_sampling_follows_its_key_and_its_settings():
     np.testing.assert_array_equal(likeliest(params, jax.random.key(3)), greedy)
 
 
+@pytest.mark.slow
 def test_generates_the_same_from_replicated_parameters():
     model = tiny(num_hidden_layers=1)
     params = jax.jit(model.init)(jax.random.key(0))

@@ -115,9 +115,12 @@ def test_whatever_is_done_with_a_parameter_that_is_gathered_again(name):
 
 
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
+QUICK = ("a matmul", "transposed", "in another precision", "in a remat in a scan", "with a constant", "not used")
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FUNCTIONS]
+)
 def test_whatever_is_done_with_a_parameter_that_has_replicas(name):
     """Their gradients are scattered first, and added up over `data` then."""
     found, right = on_mesh(FUNCTIONS[name], draw(16, 16), draw(8, 16, seed=1), specs=STORED, gathered=USED, mesh=CUBE)
@@ -146,7 +149,9 @@ def in_parts(function, params, *others, specs, gathered, mesh):
 
 
 @pytest.mark.parametrize("mesh", [CUBE, {"data": 8, "fsdp": 1, "tensor": 1}], ids=["cube", "data"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FUNCTIONS]
+)
 def test_the_parts_of_a_gradient_add_up(name, mesh):
     where = {"specs": STORED, "gathered": USED} if mesh is CUBE else {"specs": P(), "gathered": P()}
     parts, found, right = in_parts(FUNCTIONS[name], draw(16, 16), draw(8, 16, seed=1), **where, mesh=mesh)
