@@ -17,6 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
 from redco_cli.sharding.program.rewrite import bind
 
+_SMALL = 2**20
+"""Bytes of a gradient that are not worth three transfers: some twenty microseconds of a fast link."""
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -106,11 +109,14 @@ class Sharded:
         """What a gradient passes on its way to `spec`, where it is summed over `data` and scattered over `fsdp`.
 
         Asked for both at once, XLA sums all of it on every device. It scatters over all of them at once, in the order
-        of their numbers, data major; exchanged to fsdp major, the shard of a replica lies in one piece.
+        of their numbers, data major; exchanged to fsdp major, the shard of a replica lies in one piece. A small one
+        takes the way of one sum: three transfers take longer than the bytes that they save.
         """
         replicas, ways = self.mesh.shape.get(DATA, 1), self.mesh.shape.get(FSDP, 1)
+        if replicas == 1 or self.value.nbytes < _SMALL:
+            return ()
         for dim, entry in enumerate(self.spec):
-            if _axes(entry) == (FSDP,) and replicas > 1 and self.value.shape[dim] % (replicas * ways) == 0:
+            if _axes(entry) == (FSDP,) and self.value.shape[dim] % (replicas * ways) == 0:
                 return tuple(
                     PartitionSpec(*self.spec[:dim], axes, *self.spec[dim + 1 :])
                     for axes in ((DATA, FSDP), (FSDP, DATA))

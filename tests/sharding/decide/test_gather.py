@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import derive
-from redco_cli.sharding.compiled.traffic import total_bytes
+from redco_cli.sharding.compiled.traffic import compiled_collectives, total_bytes
 from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.decide.replicas import add_up, parts_like
 from redco_cli.sharding.decide.sharded import Apart
@@ -202,6 +202,23 @@ def test_a_parameter_in_shards_that_is_used_in_uneven_parts():
         FUNCTIONS["a matmul"], draw(16, 15), draw(8, 16, seed=1), specs=P("fsdp"), gathered=USED, mesh=CUBE
     )
     approximately(found, right)
+
+
+def test_a_large_gradient_that_cannot_be_taken_apart_is_scattered_over_both_axes():
+    """One of a function with a derivative of its own: XLA would add up all of it over `data` and `fsdp`."""
+    x, w = draw(8, 512, seed=1), draw(512, 1024)
+    own = FUNCTIONS["with a derivative of its own"]
+    found, right = on_mesh(own, w, x, specs=P("fsdp"), gathered=P(), mesh={"data": 2, "fsdp": 4, "tensor": 1})
+    approximately(found, right)
+    devices = device_mesh({"data": 2, "fsdp": 4, "tensor": 1})
+    places = NamedSharding(devices, P("fsdp")), NamedSharding(devices, P(("data", "fsdp")))
+    gathers = gathering(own, P("fsdp"), P(), devices)
+    step = jax.jit(jax.grad(lambda w, x: gathers(w, x).sum()), in_shardings=places, out_shardings=places[0])
+    moved = compiled_collectives(step.lower(w, x).compile(), dict(devices.shape))
+    assert [(one.axes, one.bytes) for one in moved if one.kind == "collective-permute"] == [
+        (("data", "fsdp"), w.nbytes // 8)
+    ]
+    assert [(one.axes, one.bytes) for one in moved if one.axes == ("data",)] == [(("data",), w.nbytes // 4)]
 
 
 LOOKUPS = {
