@@ -91,6 +91,12 @@ BUDGETED = {
     for target in ("h100:8", "v5e:2x4")
 }
 """What each of them moves is judged by `test_budgets`."""
+REPLICATED = {
+    f"llama on data 2, {target}": Program(TINY, target, {"data": 2, "fsdp": 4, "tensor": 1}, SMALL_BATCH, SMALL_LENGTH)
+    for target in ("h100:8", "v5e:2x4")
+}
+"""On a mesh of replicas; likewise."""
+EVERY = PROGRAMS | BUDGETED | REPLICATED
 
 
 def fingerprint(program: Program) -> str:
@@ -149,6 +155,6 @@ def compiled(program: Program) -> dict[str, object]:
 
 if __name__ == "__main__":
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    for name in sys.argv[1:] or PROGRAMS | BUDGETED:
-        results[name] = compiled((PROGRAMS | BUDGETED)[name])
+    for name in sys.argv[1:] or EVERY:
+        results[name] = compiled(EVERY[name])
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")

@@ -6,7 +6,8 @@ A table of budgets, for two layers on `fsdp` 4 and `tensor` 2, in units that fol
                  2 once more for the backward pass
     activations  reduced over `tensor`, in the bytes of an array [examples, tokens, features] in bfloat16: Megatron-LM
                  (arXiv 1909.08053) has four in a layer, and the embedding and the head have some
-    gradients    reduced over `fsdp`, in the unit of `gathers`: 1 in bfloat16, 2 in float32
+    gradients    reduced over `fsdp`, in the unit of `gathers`: 1 in bfloat16, 2 in float32; a table that is looked up
+                 and multiplied with, as BERT's and T5's, has two, each scattered by itself
 """
 
 import json
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.chips.programs import BUDGETED, RESULTS, SMALL_BATCH, SMALL_LENGTH, fingerprint
+from tests.chips.programs import BUDGETED, REPLICATED, RESULTS, SMALL_BATCH, SMALL_LENGTH, fingerprint
 
 FOUND = json.loads(RESULTS.read_text())
 FEATURES, BFLOAT16 = 256, 2
@@ -36,10 +37,10 @@ BUDGETS = {
     "gemma3_text, v5e:2x4": Budget(1.35, 10, 2.04),
     "mixtral, h100:8": Budget(1.93, 25, 1.36),
     "mixtral, v5e:2x4": Budget(1.73, 30, 1.36),
-    "bert, h100:8": Budget(2.04, 14, 1.43),
-    "bert, v5e:2x4": Budget(1.42, 14, 1.43),
-    "t5, h100:8": Budget(2.0, 29, 1.56),
-    "t5, v5e:2x4": Budget(1.22, 35, 1.56),
+    "bert, h100:8": Budget(2.04, 14, 1.81),
+    "bert, v5e:2x4": Budget(1.42, 14, 1.81),
+    "t5, h100:8": Budget(2.0, 29, 1.78),
+    "t5, v5e:2x4": Budget(1.22, 35, 1.78),
 }
 
 
@@ -57,7 +58,18 @@ def test_a_step_moves_no_more_than_its_budget(name):
     assert found.gathers >= 1  # or what is read is not the gathering of parameters
 
 
+@pytest.mark.parametrize("name", REPLICATED)
+def test_gradients_are_scattered_within_a_replica_before_they_are_added_up_over_replicas(name):
+    """Over `data`, whose links are the slowest, a shard of each; nothing but vectors over both axes at once."""
+    moved, fsdp = FOUND[name]["moved"], REPLICATED[name].mesh["fsdp"]
+    parameters = FOUND[name]["parameters"] * BFLOAT16
+    assert moved["reduce-scatter over fsdp"] * fsdp > 0.8 * parameters
+    assert moved["all-reduce over data"] < 1.2 * parameters / fsdp
+    assert moved["all-reduce over data+fsdp"] < 0.01 * parameters
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUDGETED)
+@pytest.mark.parametrize("name", BUDGETED | REPLICATED)
 def test_the_program_is_the_one_that_was_compiled(name):
-    assert FOUND[name]["fingerprint"] == fingerprint(BUDGETED[name]), "run make test-chips, and commit results.json"
+    program = (BUDGETED | REPLICATED)[name]
+    assert FOUND[name]["fingerprint"] == fingerprint(program), "run make test-chips, and commit results.json"
