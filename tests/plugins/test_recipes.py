@@ -16,7 +16,7 @@ SHORT = {
     "federated": ["plugin.options={clients: 2, local_steps: 5}"],
     "gan": ["plugin.options.train_examples=3000"],
     "meta_learning": ["plugin.options.tasks=3000"],
-    "few_shot": ["plugin.options.eval_tasks=16", "train.warmup=20", "train.learning_rate=5e-4"],
+    "few_shot": ["plugin.options.eval_tasks=16", "train.warmup=20", "train.learning_rate=2e-4"],
     "text_to_image": ["plugin.options.steps=2"],
     "tagging": ["plugin.options.eval_examples=64"],
     "captioning": ["plugin.options.eval_examples=61", "train.warmup=20"],
