@@ -149,9 +149,9 @@ def check_equal(sketch, reshard_after_forward):
     plan = plan_of(sketch)
     assume(plan is not None)
     trial = attempt(sketch.loss, sketch.values(), sketch.batch(), plan, reshard_after_forward=reshard_after_forward)
-    # Some programs are so steep that the last bit of a parameter changes more; one draw of that tells its size only.
+    # Some programs are so steep that the last bit of a parameter changes more; a few draws of that tell its size only.
     if trial.worst >= TOLERANCE:
-        assert trial.worst < 10 * due_to_rounding(sketch.loss, sketch.values(), sketch.batch()), trial.gradients
+        assert trial.worst < 5 * due_to_rounding(sketch.loss, sketch.values(), sketch.batch()), trial.gradients
 
 
 @run_few
