@@ -30,6 +30,8 @@ from redco_cli.sharding.derive import convolves, make_plan
 from redco_cli.sharding.plan import AXES
 from redco_cli.sharding.program.reading import read
 
+_ALL_OR_NOTHING = ("auto", "none", "full")
+"""What may be recomputed of models that are not our decoder."""
 _DECODER_TASKS = ("causal_lm", "sequence_classification")
 _CLASSIFIER = "ForSequenceClassification"
 _DIMS_OF_A_MATRIX = 2
@@ -81,7 +83,7 @@ def _component(
         raise ModelError(where("model.implementation"), problem, "leave it out")
     if section.added_tokens is not None:
         raise ModelError(where("model.added_tokens"), f"{config.model_type} reads no tokens", "leave them out")
-    if remat in ("dots", "offload"):
+    if remat not in _ALL_OR_NOTHING:
         problem = f"{remat}, but {config.model_type} recomputes blocks or nothing"
         raise ModelError(where("train.remat"), problem, "take full or none")
     place = where("model.name" if section.name is not None else "model.config")
@@ -153,7 +155,7 @@ def _flax_task(section: ModelSection, config: Any, where: Callable[[str], str]) 
 
 
 def _flax(section: ModelSection, config: Any, task: str, where: Callable[[str], str], remat: Remat) -> HfFlaxModel:
-    if remat in ("dots", "offload"):
+    if remat not in _ALL_OR_NOTHING:
         problem = f"{remat}, but the Flax classes of transformers recompute everything or nothing"
         raise ModelError(where("train.remat"), problem, "take full or none, or a model that our decoder covers")
     return build_model(

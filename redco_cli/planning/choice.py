@@ -106,8 +106,8 @@ def _with_choices(job: Job, best: Option) -> Job:
     chosen: dict[str, Any] = {}
     if train.micro_batch_size == "auto" and best.micro_batch_size != train.global_batch_size:
         chosen["micro_batch_size"] = best.micro_batch_size
-    if train.remat == "auto" and best.workload.remat == "full":
-        chosen["remat"] = "full"
+    if train.remat == "auto" and best.workload.remat != "none":
+        chosen["remat"] = best.workload.remat
     if not chosen:
         return job
     recipe = job.recipe.model_copy(update={"train": train.model_copy(update=chosen)})

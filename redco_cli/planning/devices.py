@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import jax
 
+from redco_cli.chips.speeds import SPEEDS
 from redco_cli.chips.table import Chip
 from redco_cli.chips.target import chip_of
 
@@ -40,6 +41,11 @@ class Devices:
         if self.chip is None:
             return FLOPS
         return REACHED * self.chip.flops.get(dtype, self.chip.flops["bfloat16"])
+
+    @property
+    def host_link(self) -> float | None:
+        """Bytes a second between one device and its host's memory; None where that is not known, as of CPUs."""
+        return None if self.chip is None or self.chip.name not in SPEEDS else SPEEDS[self.chip.name].host.typical
 
     @property
     def links(self) -> tuple[float, float]:

@@ -1,8 +1,9 @@
 """The ways a workload can run on some devices: meshes, remat and micro-batches, each with its memory and its time.
 
-Time is a roofline, to rank ways and not to promise anything: with P parameters, T tokens in a step and n devices,
+Time is a roofline, to rank ways and not to promise anything: on n devices, with the matrix products of the traced loss
+and its gradient, recomputed ones among them,
 
-    seconds = 6·P·T·(4/3 if everything is recomputed) / (n · FLOPS)  +  Σ bytes moved / bandwidth of their link
+    seconds = max(products / (n · FLOPS), bytes to the host and back / their link)  +  Σ bytes moved / their link
 
 Axes are laid out with `tensor` innermost, so that it stays within a host; an axis whose devices stand in several hosts
 moves its bytes over the slow link.
@@ -10,13 +11,15 @@ moves its bytes over the slow link.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import jax
 
 from redco_cli.errors import DeviceError, ModelError
+from redco_cli.models.decoder.block import Remat
 from redco_cli.placement import read_program
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.workload import Workload
@@ -27,11 +30,12 @@ from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
 from redco_cli.sharding.predict.collectives import GRADIENTS, PER_PASS
 from redco_cli.sharding.predict.memory import StepConfig, StepMemory, TracedLoss, estimate
+from redco_cli.sharding.program.flops import Products
 from redco_cli.sharding.program.reading import Reading
 from redco_cli.training.state import merge, partition
 
-UNITS_WITHOUT_TOKENS = 256
-"""What an example without tokens counts as, such as the patches of an image."""
+_LESS_AND_LESS: tuple[tuple[Remat, ...], ...] = (("dots",), ("attention",), ("full", "offload"))
+"""What may be recomputed where memory is short: the later, the less of it is kept."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Option:
         slow: bytes that one device moves between hosts in a step.
         fast: bytes within its host.
         seconds: estimated.
+        products: of a step, on all devices together, see `TracedLoss`.
     """
 
     workload: Workload
@@ -57,6 +62,7 @@ class Option:
     slow: int
     fast: int
     seconds: float
+    products: Products
 
     def fits(self, memory: int | None) -> bool:
         """Whether one device has room for it; True where its memory is not known."""
@@ -106,19 +112,21 @@ class Planner:
         config = StepConfig(min(passes, 2), cpu_backend=self._devices.eager, **how)
         memory = self._memory(plan, micro_batch_size, config)
         scale = self.workload.global_batch_size / self._size
-        moved = _per_step(plan.collectives, passes, scale, reshard_after_forward or self.workload.remat == "full")
+        moved = _per_step(plan.collectives, passes, scale, reshard_after_forward or self.workload.remat != "none")
         per_host = max(1, self._devices.count // self._devices.hosts)
         slow = sum(c.bytes for c in moved if _spans_hosts(c.axis, plan.mesh, per_host))
         fast = sum(c.bytes for c in moved) - slow
-        recomputed = 4 / 3 if self.workload.remat == "full" else 1.0
-        units = self.workload.global_batch_size * (self.workload.seq_length or UNITS_WITHOUT_TOKENS)
-        parameters = sum(row.count for row in plan.rows)
-        compute = 6 * parameters * units * recomputed
+        traced = self._program(plan.mesh[DATA] * plan.mesh[FSDP]).products
+        products = Products(*(int(scale * number) for number in astuple(traced)))
+        seconds = products.flops / (self._devices.count * self._devices.flops(self.workload.dtype))
+        if memory.on_host and self._devices.host_link is not None:
+            seconds = max(seconds, 2 * passes * memory.on_host / self._devices.host_link)
         fast_link, slow_link = self._devices.links
-        seconds = compute / (self._devices.count * self._devices.flops(self.workload.dtype))
         seconds += slow / slow_link + fast / fast_link
-        measured = replace(plan, collectives=moved)
-        return Option(self.workload, measured, micro_batch_size, reshard_after_forward, memory, slow, fast, seconds)
+        plan = replace(plan, collectives=moved)
+        return Option(
+            self.workload, plan, micro_batch_size, reshard_after_forward, memory, slow, fast, seconds, products
+        )
 
     def _memory(self, plan: Plan, micro_batch_size: int, config: StepConfig) -> StepMemory:
         if (id(plan), config) not in self._traced:
@@ -138,6 +146,7 @@ class Planner:
             plugin_state=bytes_per_device(state, follow(state, self.workload.abstract.params, plan.specs), plan.mesh),
             activations=int(traced.activations * scale) + each,
             logits=int(traced.logits * scale),
+            on_host=int(traced.on_host * scale),
             batch=int(batch * rows / self._size) // ways,
         )
 
@@ -192,23 +201,27 @@ def options(
     given = sizes if sizes is not None else workload.mesh
     candidates = [dict(given)] if given is not None else list(meshes(devices))
     found, refused = _all(workload, devices, candidates)
-    best = min(found, key=lambda option: _rank(option, devices.memory)) if found else None
-    if (
-        workload.recomputing is not None
-        and devices.memory is not None
-        and (best is None or not _is_plain(best, devices))
-    ):
-        try:
-            found += _all(workload.recomputing(), devices, candidates)[0]
-        except ModelError as error:  # many classes of transformers cannot recompute
-            refused.append(error.problems[0].problem)
     if not found:
-        raise DeviceError(
-            workload.where("mesh"),
-            f"no mesh of {devices.count} devices is possible: {refused[0]}",
-            "take another number of devices, or another batch",
-        )
+        problem = f"no mesh of {devices.count} devices is possible: {refused[0]}"
+        raise DeviceError(workload.where("mesh"), problem, "take another number of devices, or another batch")
+    for recomputed in () if workload.recomputing is None or devices.memory is None else _LESS_AND_LESS:
+        if _is_plain(min(found, key=lambda option: _rank(option, devices.memory)), devices):
+            break
+        found += _recomputing(workload, devices, candidates, recomputed)
     return sorted(found, key=lambda option: _rank(option, devices.memory)), refused
+
+
+def _recomputing(
+    workload: Workload, devices: Devices, candidates: Sequence[Mapping[str, int]], recomputed: Sequence[Remat]
+) -> list[Option]:
+    """The same where some of what a model can recompute is recomputed."""
+    found: list[Option] = []
+    assert workload.recomputing is not None
+    for remat in recomputed:
+        if remat != "offload" or devices.host_link is not None:
+            with contextlib.suppress(ModelError):  # many classes of transformers cannot recompute
+                found += _all(workload.recomputing(remat), devices, candidates)[0]
+    return found
 
 
 def _all(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from redco_cli.chips.compiler import Value, step_options
 from redco_cli.errors import UsageError
 from redco_cli.job import Job, prepare
 from redco_cli.models.config.read import read_config
+from redco_cli.models.decoder.block import Remat
 from redco_cli.models.diffusion.model import DiffusionModel
 from redco_cli.models.example_inputs import default_batch, default_loss
 from redco_cli.models.presets import close_presets, preset
@@ -26,7 +27,7 @@ from redco_cli.plugin.contract import Loss
 from redco_cli.plugin.state import Variables
 from redco_cli.privacy.accounting import Budget
 from redco_cli.recipe.load import RESOLVED_NAME, load_recipe
-from redco_cli.recipe.schema import ModelSection
+from redco_cli.recipe.schema import ModelSection, OtherModelSection, Recipe
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.yaml12 import parse_yaml
 from redco_cli.sharding.decide.override import Override
@@ -34,7 +35,6 @@ from redco_cli.training.session import plan_updates
 from redco_cli.training.step import StateUpdate
 from redco_cli.training.timeline import make_timeline
 
-Remat = Literal["none", "dots", "full", "offload"]
 DEFAULT_SEQ_LENGTH = 1024
 DEFAULT_DTYPE = "bfloat16"
 """What a model that is named without a recipe computes in, as most are trained; its parameters are float32."""
@@ -59,7 +59,8 @@ class Workload:
         override: what comes before the sharding rules.
         remat: what the loss recomputes in the backward pass.
         dtype: in which it computes.
-        recomputing: the same workload with `full` remat; None where remat is decided or the model has none.
+        recomputing: the same workload with that remat, or a `ModelError` where the model does not have it; None where
+            remat is decided, or no model is named that could have any.
         where: dotted recipe key to its place.
         whole_batch: a batch must not be cut: the loss sees it as a whole.
         steps: of a whole run; None where no recipe says.
@@ -82,7 +83,7 @@ class Workload:
     override: tuple[Override, ...]
     remat: Remat
     dtype: str
-    recomputing: Callable[[], Workload] | None
+    recomputing: Callable[[Remat], Workload] | None
     where: Callable[[str], str]
     whole_batch: bool = False
     steps: int | None = None
@@ -144,8 +145,8 @@ def job_workload(job: Job) -> Workload:
     batch = abstract_batch(job, micro_batch_size(section))
     tokens = batch["input_ids"].shape[1] if "input_ids" in batch and batch["input_ids"].ndim == 2 else None
 
-    def recomputing() -> Workload:
-        train = section.train.model_copy(update={"remat": "full"})
+    def recomputing(remat: Remat) -> Workload:
+        train = section.train.model_copy(update={"remat": remat})
         loaded = replace(job.loaded, recipe=section.model_copy(update={"train": train}))
         return job_workload(prepare(loaded, stages=("train",), known=job))
 
@@ -164,7 +165,7 @@ def job_workload(job: Job) -> Workload:
         override=overrides(section),
         remat="none" if section.train.remat == "auto" else section.train.remat,
         dtype=section.model.dtype,
-        recomputing=recomputing if section.train.remat == "auto" else None,
+        recomputing=recomputing if section.train.remat == "auto" and _names_models(section) else None,
         where=job.where,
         whole_batch=job.plugin.whole_batch,
         steps=timeline.steps,
@@ -172,6 +173,12 @@ def job_workload(job: Job) -> Workload:
         xla=step_options(section.train.xla),
         compares=section.planning == "compile",
     )
+
+
+def _names_models(section: Recipe) -> bool:
+    """Whether any model is built by its name or config; what a plugin builds recomputes what it wants."""
+    models: list[ModelSection | OtherModelSection] = [section.model, *section.models.values()]
+    return any(one.name is not None or one.config is not None for one in models)
 
 
 def _fixed_micro_batch(job: Job) -> int | None:
@@ -211,7 +218,7 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
             override=(),
             remat=remat,
             dtype=dtype,
-            recomputing=(lambda: with_remat("full")) if remat == "none" else None,
+            recomputing=with_remat if remat == "none" else None,
             where=where,
             xla=step_options("auto"),
         )

@@ -147,8 +147,9 @@ class TrainSection(Section):
     freeze: Strings = ()
     """Regular expressions over parameter paths (`.*embed.*`): matches get no gradient and no optimizer state."""
     remat: Remat = "auto"
-    """What the backward pass recomputes, where the model can: `full` everything, `dots` all but products of matrices,
-    `offload` the same with these in the host's memory; `auto` everything, but only where memory needs it."""
+    """What the backward pass recomputes, where the model can: `none` nothing, `dots` all but products with weights and
+    attention, `attention` all but attention, `offload` all but what waits in the host's memory (what layers take, and
+    queries, keys and values), `full` all; `auto` takes the fastest that fits, by the memory of the devices."""
     xla: Xla = "auto"
     """Options of XLA's compiler for the train step by name (`xla_gpu_...: true`, `jax_optimization_level: O2`), and no
     others; `auto` takes those for the devices at hand that overlap communication with compute: see `redco doctor`."""

@@ -30,7 +30,7 @@ Task = Literal[
     "clip",
     "text_encoder",
 ]
-Remat = Literal["auto", "none", "dots", "full", "offload"]
+Remat = Literal["auto", "none", "dots", "attention", "offload", "full"]
 
 _LONGEST_TEMPLATE = 2**20
 """Bytes of a file that may be a chat template."""

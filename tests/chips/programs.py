@@ -8,15 +8,17 @@ import hashlib
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, get_args
 
 import jax
 
 from redco_cli.chips.target import parse_target, targeting
+from redco_cli.models.decoder.block import Remat
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.inspect import inspect_sharding
-from redco_cli.planning.options import Planner
+from redco_cli.planning.options import Option, options
+from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.plan import Plan
 
@@ -48,6 +50,7 @@ class Program:
     mesh: dict[str, int]
     batch_size: int
     seq_length: int
+    remat: Remat = "none"
 
 
 PROGRAMS = {
@@ -96,22 +99,34 @@ REPLICATED = {
     for target in ("h100:8", "v5e:2x4")
 }
 """On a mesh of replicas; likewise."""
-EVERY = PROGRAMS | BUDGETED | REPLICATED
+RECOMPUTED = {
+    f"llama, remat {remat}, {target}": Program(TINY, target, {"data": 1, "fsdp": 8, "tensor": 1}, 64, 1024, remat)
+    for target, every in (("h100:8", get_args(Remat)), ("v5e:2x4", ("attention", "offload")))
+    for remat in every
+}
+"""With less and less kept for the backward pass; judged by `test_remat`."""
+EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED
+
+
+def _asked(program: Program) -> dict[str, Any]:
+    return {"model": program.model, "batch_size": program.batch_size, "seq_length": program.seq_length}
+
+
+def _planned(program: Program) -> Option:
+    """The program with the memory that is predicted, where JAX traces for its target."""
+    target, workload = parse_target(program.target, "--target"), find_workload(**_asked(program))
+    if program.remat != "none":
+        assert workload.recomputing is not None
+        workload = workload.recomputing(program.remat)
+    devices = Devices(target.devices, target.groups, target.chip.usable, chip=target.chip)
+    return options(replace(workload, recomputing=None), devices, program.mesh)[0][0]
 
 
 def fingerprint(program: Program) -> str:
     """Of everything that decides what is compiled, but for the compiler."""
-    target = parse_target(program.target, "--target")
-    with targeting(target):
-        workload = find_workload(program.model, batch_size=program.batch_size, seq_length=program.seq_length)
-        planner = Planner(workload, Devices(target.devices, target.groups, None), program.batch_size)
-        return digest_of(workload, planner.plan(program.mesh), program.batch_size)
-
-
-def parameters_of(program: Program) -> int:
-    """How many numbers its parameters have."""
-    workload = find_workload(program.model, batch_size=program.batch_size, seq_length=program.seq_length)
-    return sum(leaf.size for leaf in jax.tree.leaves(workload.abstract))
+    with targeting(parse_target(program.target, "--target")):
+        option = _planned(program)
+        return digest_of(option.workload, option.plan, program.batch_size)
 
 
 def digest_of(workload: Workload, plan: Plan, batch_size: int) -> str:
@@ -130,15 +145,10 @@ def digest_of(workload: Workload, plan: Plan, batch_size: int) -> str:
 
 def compiled(program: Program) -> dict[str, object]:
     """What its compiler says, and the prediction beside it."""
-    report = inspect_sharding(
-        program.model,
-        target=program.target,
-        mesh=program.mesh,
-        batch_size=program.batch_size,
-        seq_length=program.seq_length,
-        compile_it=True,
-    )
-    found = report["compiled"]
+    target = parse_target(program.target, "--target")
+    with targeting(target):
+        option = _planned(program)
+    found = asdict(compile_for(target, option, {**_asked(program), "dtype": None})[0])
     moved: dict[str, int] = {}
     for one in found["collectives"]:
         name = f"{one['kind']} over {one['axis']}"
@@ -146,10 +156,10 @@ def compiled(program: Program) -> dict[str, object]:
     return {
         "fingerprint": fingerprint(program),
         "jax": jax.__version__,
-        "parameters": parameters_of(program),
-        "predicted_memory": sum(report["memory"].values()),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(option.workload.abstract)),
+        "predicted_memory": option.memory.total,
         "moved": moved,
-        **{key: found[key] for key in ("memory", "overlapped", "attention", "launches", "too_large")},
+        **{key: found[key] for key in ("memory", "host", "overlapped", "attention", "launches", "too_large")},
     }
 
 

@@ -6,10 +6,12 @@ import json
 import jax
 import pytest
 
+from redco_cli.chips.target import parse_target, targeting
 from redco_cli.errors import DeviceError
 from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, Devices
-from redco_cli.planning.options import meshes, options
+from redco_cli.planning.options import Planner, meshes, options
 from redco_cli.planning.workload import Workload, find_workload
+from redco_cli.sharding.program.flops import count_products
 from tests.projects import LLAMA
 
 GiB = 2**30
@@ -85,9 +87,12 @@ def test_an_axis_that_spans_hosts_moves_its_bytes_slowly(tiny: Workload) -> None
 
 
 def test_time_is_computation_and_what_each_link_moves(tiny: Workload) -> None:
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(tiny.abstract.params))
+    forward = count_products(
+        lambda variables, batch: tiny.loss(variables, batch, jax.random.key(0)).sum, tiny.abstract, tiny.batch(16)
+    )
     for way in options(tiny, Devices(8, 2, None))[0]:
-        compute = 6 * parameters * 16 * 24 / (8 * 150e12)
+        assert way.products.flops == pytest.approx(3 * forward.flops, rel=0.01)
+        compute = way.products.flops / (8 * 150e12)
         assert way.seconds == pytest.approx(compute + way.slow / SLOW_LINK + way.fast / FAST_LINK)
 
 
@@ -101,15 +106,39 @@ def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
     rest = [way.memory.total for way in ways[sum(fits) :]]
     assert rest == sorted(rest)
     best = ways[0]
-    assert (best.workload.remat, best.micro_batch_size < 16) == ("full", True)
+    assert (best.workload.remat, best.micro_batch_size < 16) == ("dots", True)
     plenty = options(tiny, Devices(8, 1, GiB))[0]
     assert plenty[0].plan.mesh == {"data": 8, "fsdp": 1, "tensor": 1}
     assert {(way.workload.remat, way.micro_batch_size) for way in plenty} == {("none", 16)}
 
 
-def test_micro_batches_and_gathering_again_take_less_memory_and_move_more(tiny: Workload) -> None:
-    from redco_cli.planning.options import Planner
+def test_the_less_memory_the_less_is_kept() -> None:
+    """On GPUs, whose attention is one kernel: what recomputes it runs it twice."""
+    target, sizes = parse_target("h100:8", "--target"), {"data": 1, "fsdp": 8, "tensor": 1}
+    config = {**LLAMA, "max_position_embeddings": 256}
+    order = ("none", "dots", "attention", "full", "offload")
+    with targeting(target):
+        plain = find_workload(json.dumps(config), batch_size=8, seq_length=256)
+        found = {}
+        for remat in order:
+            planner = Planner(plain.recomputing(remat), Devices(8, 1, None, chip=target.chip), 8)
+            found[remat] = planner.option(planner.plan(sizes), 8, reshard_after_forward=False)
+        totals = [found[remat].memory.total for remat in order]
+        assert totals == sorted(totals, reverse=True)
+        for remat, total in zip(order, totals, strict=True):
+            assert options(plain, Devices(8, 1, total, chip=target.chip), sizes)[0][0].workload.remat == remat
+        unknown = options(plain, Devices(8, 1, totals[-1]), sizes)[0]  # devices whose link to the host nobody knows
+    assert [way.workload.remat for way in unknown] == ["full", "attention", "dots", "none"]
+    kernels = {remat: option.products.attention for remat, option in found.items()}
+    assert kernels["none"] == kernels["dots"] == kernels["attention"] == kernels["full"] / 2 == kernels["offload"] / 2
+    width, heads = config["hidden_size"], config["num_attention_heads"] + 2 * config["num_key_value_heads"]
+    kept = 2 * 256 * config["num_hidden_layers"] * (width + heads * width // config["num_attention_heads"])
+    assert {remat: option.memory.on_host for remat, option in found.items() if option.memory.on_host} == {
+        "offload": kept
+    }
 
+
+def test_micro_batches_and_gathering_again_take_less_memory_and_move_more(tiny: Workload) -> None:
     planner = Planner(tiny, Devices(8, 1, None), 16)
     plan = planner.plan({"data": 1, "fsdp": 4, "tensor": 2})
     whole, halves = (

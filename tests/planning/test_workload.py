@@ -149,9 +149,8 @@ def test_a_class_that_cannot_recompute_is_skipped() -> None:
         "architectures": ["BartForConditionalGeneration"],
     }
     workload = find_workload(json.dumps(config), batch_size=4, seq_length=16)
-    ways, refused = options(workload, Devices(2, 1, 1000))
+    ways, _ = options(workload, Devices(2, 1, 1000))
     assert {way.workload.remat for way in ways} == {"none"}
-    assert "FlaxBartForConditionalGeneration cannot recompute activations" in refused
 
 
 @pytest.mark.parametrize(

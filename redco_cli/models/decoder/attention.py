@@ -28,6 +28,8 @@ Kernel = Literal["plain", "xla", "cudnn", "splash"]
 
 _MASKED = float(np.finfo(np.float32).min)  # finite: a row that sees nothing is still no NaN
 _SMALLEST_BLOCK, _MOST_BLOCKS = 64, 8
+PROJECTED = "projected"
+"""Name of queries, keys and values, for policies of what a backward pass recomputes; `splash.ATTENDED` likewise."""
 _WEIGHTS = "attention_weights"
 _keep_weights = jax.checkpoint_policies.save_only_these_names(_WEIGHTS)
 
@@ -70,6 +72,8 @@ class Attention(nn.Module):  # type: ignore[misc]
         else:
             attend = self._attend_fused if self._can_fuse(q.shape[1], context) else self._attend_in_blocks
             mixed = attend(q, splash.repeat_heads(k, c.heads), splash.repeat_heads(v, c.heads), layer, context)
+            if self.kernel != "cudnn":  # which is known by its primitive, and keeps more than this
+                mixed = checkpoint_name(mixed, splash.ATTENDED)
         flat = mixed.reshape(*mixed.shape[:2], c.heads * c.head_dim)
         new = None if cache is None else KVCache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), cache.length)
         return Dense(c.hidden_size, c.out_bias, self.dtype, output_std(c), name="o")(flat), new
@@ -77,6 +81,7 @@ class Attention(nn.Module):  # type: ignore[misc]
     def _heads(self, x: Array, heads: int, norm: str | None) -> Array:
         """[B, Q, heads * D] as [B, Q, heads, D], normalised where the config says so."""
         c = self.config
+        x = checkpoint_name(x, PROJECTED)
         if norm and c.qk_norm == "all_heads":
             x = Norm(c, self.dtype, name=norm)(x)
         x = x.reshape(*x.shape[:2], heads, c.head_dim)

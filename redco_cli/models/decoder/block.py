@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
+import jax
+from jax.ad_checkpoint import checkpoint_name
 
-from redco_cli.models.decoder.attention import Attention, Kernel
+from redco_cli.models.decoder.attention import PROJECTED, Attention, Kernel
 from redco_cli.models.decoder.cache import KVCache
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.experts import Experts
 from redco_cli.models.decoder.layers import Mlp, Norm
 from redco_cli.models.decoder.masks import AttentionContext, LayerTraits
+from redco_cli.models.kernels.splash import ATTENDED
 
 Array = Any
+Remat = Literal["none", "dots", "attention", "offload", "full"]
+"""What the backward pass of a layer recomputes: nothing, all but products with weights and attention, all but
+attention, all but what waits in the host's memory (what the layer takes, queries, keys and values), all."""
+
+_TAKEN = "layer_input"
 
 
 class Block(nn.Module):  # type: ignore[misc]
@@ -37,6 +45,7 @@ class Block(nn.Module):  # type: ignore[misc]
     ) -> tuple[Array, KVCache | None]:
         """The residual stream [B, S, E] after this layer, and the cache with these tokens in it."""
         c = self.config
+        x = checkpoint_name(x, _TAKEN)
         layer, cache = per_layer
         attention = Attention(c, self.dtype, self.train, self.kernel, name="attention")
         before = c.norm_place in ("pre", "sandwich")
@@ -68,3 +77,23 @@ class Block(nn.Module):  # type: ignore[misc]
     def _add(self, x: Array, what: Array) -> Array:
         what = nn.Dropout(self.config.residual_dropout, deterministic=not self.train)(what)
         return x + what * self.config.residual_scale
+
+
+def _is_attention(primitive: Any, *_: Any, **params: Any) -> bool:
+    """Whether an operation gives what attention does: by its name, or cuDNN's kernel, which has none."""
+    return params.get("name") == ATTENDED or primitive.name == "dot_product_attention_fwd_wrapper"
+
+
+_policies = jax.checkpoint_policies
+POLICIES: dict[Remat, Any] = {
+    "dots": _policies.save_from_both_policies(_policies.dots_with_no_batch_dims_saveable, _is_attention),
+    "attention": _is_attention,
+    "offload": _policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[_TAKEN, PROJECTED],
+        offload_src="device",
+        offload_dst="pinned_host",
+    ),
+    "full": _policies.nothing_saveable,
+}
+"""By what is recomputed, what is kept; as `jax.checkpoint` takes it."""

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from redco_cli.models.decoder.attention import Kernel, is_fused
-from redco_cli.models.decoder.block import Block
+from redco_cli.models.decoder.block import POLICIES, Block, Remat
 from redco_cli.models.decoder.cache import KVCache, empty_cache, extended
 from redco_cli.models.decoder.classifier import last_states
 from redco_cli.models.decoder.config import DecoderConfig
@@ -31,7 +31,6 @@ from redco_cli.models.decoder.runs import layer_runs
 
 Array = Any
 Params = Any
-Remat = Literal["none", "dots", "full", "offload"]
 
 
 class Decoder(nn.Module):  # type: ignore[misc]
@@ -41,8 +40,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
         config: which parts it has.
         dtype: compute type; parameters are float32, softmax and norms are computed in float32.
         train: whether dropout is active; needs a key named `dropout`. Make a training copy with `clone(train=True)`.
-        remat: what the backward pass recomputes: nothing, all but products with weights, all, or all but these
-            products, which wait in the host's memory.
+        remat: what the backward pass recomputes.
         kernel: which code computes attention.
         unroll: how many layers the loop over layers has in its body.
         layer_params: applied to the parameters of one layer right where they are used; they come as the tree that
@@ -230,7 +228,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             block = nn.map_variables(block, "params", trans_in_fn=partial(_under_params, self.layer_params))
         if self.remat != "none":
             in_loop = self.unroll == 1  # a loop's body is not merged with that of the backward loop anyway
-            block = nn.remat(block, policy=_POLICIES[self.remat], prevent_cse=not in_loop)
+            block = nn.remat(block, policy=POLICIES[self.remat], prevent_cse=not in_loop)
         return nn.scan(
             block,
             variable_axes={"params": 0},
@@ -239,14 +237,6 @@ class Decoder(nn.Module):  # type: ignore[misc]
             length=layers,
             unroll=self.unroll,
         )
-
-
-_products = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-_POLICIES: dict[str, Any] = {
-    "dots": _products,
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "offload": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
-}
 
 
 def _under_params(change: Callable[[Params], Params], variables: Any) -> Any:

@@ -15,8 +15,9 @@ from redco_cli.chips.target import current_platform, widest_fused_head
 from redco_cli.errors import ModelError
 from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
 from redco_cli.models.decoder.attention import Kernel
+from redco_cli.models.decoder.block import Remat
 from redco_cli.models.decoder.config import DecoderConfig
-from redco_cli.models.decoder.decoder import Decoder, Remat, abstract_params
+from redco_cli.models.decoder.decoder import Decoder, abstract_params
 from redco_cli.models.decoder.generate import check_rope, generate
 from redco_cli.models.decoder.loss import cross_entropy, head_of
 from redco_cli.models.decoder.masks import texts_by_position

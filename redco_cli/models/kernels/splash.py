@@ -28,6 +28,8 @@ from redco_cli.sharding.tensor_split import current_mesh
 
 Array = Any
 NAME = "splash_attention"
+ATTENDED = "attended"
+"""Name of what attention gives, for policies of what a backward pass recomputes."""
 _SHORTEST = 128
 """Tokens, below which a block would be mostly padding: the lanes of a TPU."""
 _BLOCKS = (512, 256, 128)
@@ -145,6 +147,7 @@ def _blocks(
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=splash.softcap,
+        residual_checkpoint_name=ATTENDED,
         interpret=splash.interpret,
     )
 
@@ -167,13 +170,13 @@ def repeat_heads(x: Array, heads: int) -> Array:
 
 
 def _plain(*operands: Array) -> Array:
-    """What the sharding reads: who meets whom, without masks.
+    """What the sharding reads of the forward pass: who meets whom, without masks.
 
     Flax takes out of a loop over layers what is the same for all of them. What it takes out of the kernel's function,
     masks and numbers, has its name too: queries, keys and values are not among the operands there.
     """
     arrays = [x for x in operands if x.ndim == 4]
-    if len(arrays) < 3:
+    if len(arrays) != 3:
         return NotImplemented
     q, k, v = arrays
     k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
@@ -184,4 +187,4 @@ def _plain(*operands: Array) -> Array:
     return mixed
 
 
-register_reference(NAME, _plain)
+register_reference(NAME, _plain, causal=True)

@@ -24,6 +24,7 @@ import jax
 from redco_cli.chips.compiler import compile_with
 from redco_cli.chips.target import Target, parse_target, targeting
 from redco_cli.errors import RedcoError
+from redco_cli.models.decoder.block import Remat
 from redco_cli.planning.compiled import Way, lower_step, read_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Planner
@@ -50,7 +51,7 @@ class Request:
     Attributes:
         target: as it is typed.
         workload: arguments of `find_workload`.
-        remat: whether everything is recomputed where the workload leaves that open.
+        remat: what is recomputed where the workload leaves that open.
         mesh: axis to size.
         micro_batch_size: examples that go through the model at once.
         reshard_after_forward: gathered parameters are gathered again in the backward pass.
@@ -59,7 +60,7 @@ class Request:
 
     target: str
     workload: Mapping[str, Any]
-    remat: bool
+    remat: Remat
     mesh: Mapping[str, int]
     micro_batch_size: int
     reshard_after_forward: bool
@@ -96,8 +97,8 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
     with targeting(target):
         tell(f"tracing the step for {target}")
         workload = find_workload(**request.workload)
-        if request.remat and workload.recomputing is not None:
-            workload = workload.recomputing()
+        if request.remat != "none" and workload.recomputing is not None:
+            workload = workload.recomputing(request.remat)
         planner = Planner(workload, Devices(target.devices, target.groups, None), request.micro_batch_size)
         way = Way(workload, planner.plan(request.mesh), request.micro_batch_size, request.reshard_after_forward)
         mesh = target_mesh(target, request.mesh)

@@ -44,7 +44,7 @@ def compile_for(
     request = {
         "target": str(target),
         "workload": workload,
-        "remat": option.workload.remat == "full",
+        "remat": option.workload.remat,
         "mesh": dict(option.plan.mesh),
         "micro_batch_size": option.micro_batch_size,
         "reshard_after_forward": option.reshard_after_forward,

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from redco_cli.chips.target import Target
 from redco_cli.planning.options import Option
-from redco_cli.sharding.compiled.timeline import Arrival, Event, Span, Transfer, ring_bytes
+from redco_cli.sharding.compiled.timeline import HOST, Arrival, Event, Span, Transfer, ring_bytes
 from redco_cli.sharding.compiled.work import Work
 from redco_cli.sharding.plan import AXES, DATA, Collective
 from redco_cli.sharding.predict.collectives import PER_PASS
@@ -38,18 +38,19 @@ def planned_events(option: Option, products: Products, passes: float, target: Ta
         passes: how many times these a step has, without what is recomputed: three where all parameters are trained.
         target: the devices.
     """
-    again = option.workload.remat == "full"
-    dtype = option.workload.dtype
-    every = passes + (1 if again else 0)
-    count = target.devices
-    plain, attention = (products.flops - products.attention) // count, products.attention // count
-    touched = (TOUCHED + (TOUCHED_AGAIN if again else 0)) * products.written // count + _updated(option)
+    dtype, count, done = option.workload.dtype, target.devices, option.products
+    forward, plain = products.flops - products.attention, done.flops - done.attention
+    again = max(0.0, plain / forward - passes) if forward else 0.0
+    touched = int((TOUCHED + TOUCHED_AGAIN * again) * products.written) // count + _updated(option)
     product_dtype = "tensorfloat32" if dtype == "float32" else dtype
-    work: list[Event] = [Work("matmul", int(every * plain), product_dtype, 0), Work("memory", 0, "", touched)]
-    if attention:
-        work.append(Work("attention", (2 if again else 1) * attention, dtype, 0))
-        work.append(Work("attention backward", int(ATTENTION_BACKWARD * attention), dtype, 0))
-    beside, waited = [], []
+    work: list[Event] = [Work("matmul", plain // count, product_dtype, 0), Work("memory", 0, "", touched)]
+    if done.attention:
+        work.append(Work("attention", done.attention // count, dtype, 0))
+        work.append(Work("attention backward", int(ATTENTION_BACKWARD * products.attention) // count, dtype, 0))
+    beside, waited = list[Transfer](), list[Transfer]()
+    if option.memory.on_host:
+        both_ways = 2 * option.workload.passes(option.micro_batch_size) * option.memory.on_host
+        beside.append(Transfer("offloaded", HOST, (), both_ways, Span(1, 1, ())))
     for number, one in enumerate(option.plan.collectives):
         if one.what in PER_PASS:
             beside.append(_transfer(one, f"{number} beside", OVERLAPPED, option, target))

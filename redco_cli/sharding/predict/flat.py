@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import jax
 from jax.extend import core
 
 from redco_cli.sharding.predict.dots import canonical_operands
 from redco_cli.sharding.predict.kinds import CALLS, ELEMENTWISE
 from redco_cli.sharding.predict.operations import LITERAL, NARROW, Arrays, FlatProgram, Op
 
+_HOST = jax.memory.Space.Host
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
@@ -75,7 +77,12 @@ class _Reader:
         return _program(closed, _Reader(self.arrays, self.partitioned, self.upcast), made)
 
     def array(self, aval: Any) -> int:
-        return self.arrays.new(getattr(aval, "shape", ()), *_element(getattr(aval, "dtype", None)))
+        shape, (itemsize, dtype) = getattr(aval, "shape", ()), _element(getattr(aval, "dtype", None))
+        if getattr(aval, "memory_space", None) is not _HOST:
+            return self.arrays.new(shape, itemsize, dtype)
+        array = self.arrays.new(shape, 0, dtype)
+        self.arrays.on_host[array] = itemsize
+        return array
 
     def run(self, jaxpr: Any, operands: Sequence[int]) -> list[int]:
         """Appends the operations of a jaxpr, open or closed, applied to arrays."""

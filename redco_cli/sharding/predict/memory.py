@@ -24,12 +24,13 @@ from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
-from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, DimShardings
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.liveness import Integers, Timeline, timeline
 from redco_cli.sharding.predict.operations import FlatProgram
 from redco_cli.sharding.predict.peak import Bytes, add_gathered, add_gradients, bytes_over_time, live_arrays, reused
-from redco_cli.sharding.predict.propagate import propagate, shard_bytes
+from redco_cli.sharding.predict.propagate import propagate, shard_bytes, shard_elements
+from redco_cli.sharding.program.flops import products_of
 
 _LARGEST = 12
 _SAMPLES = 32
@@ -68,6 +69,7 @@ class StepMemory:
         saved: activations and logits when the last product of the forward pass is done.
         largest: the largest arrays at the worst moment, largest first; without those inside a loop.
         plugin_state: arrays that are neither parameters nor the optimizer's.
+        on_host: what waits in the host's memory for the backward pass; no part of the total.
     """
 
     parameters: int
@@ -81,6 +83,7 @@ class StepMemory:
     saved: int
     largest: tuple[Array, ...]
     plugin_state: int = 0
+    on_host: int = 0
 
     @property
     def temporary(self) -> int:
@@ -119,6 +122,7 @@ class TracedLoss:
         order: places of the parameters' leaves in the order in which the traced program takes them: trained ones first.
         leaves: the parameters in that order.
         trained: how many of them are trained.
+        products: of both, over the whole batch, with what is recomputed; of fused attention the forward part alone.
     """
 
     def __init__(self, loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, frozen: Any = None) -> None:
@@ -143,6 +147,7 @@ class TracedLoss:
         self.leaves = [leaves[place] for place in self.order]
         arguments = self.leaves[: self.trained], self.leaves[self.trained :], batch
         self._jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(*arguments)
+        self.products = products_of(self._jaxpr)
         self._timelines: dict[tuple[bool, bool], tuple[FlatProgram, Timeline]] = {}
 
     def flat_and_timeline(self, partitioned: bool, cpu_backend: bool) -> tuple[FlatProgram, Timeline]:
@@ -182,7 +187,8 @@ def estimate(
     lives, used = ([_specs(tree)[place] for place in traced.order] for tree in (specs, gathered))
     given = flat.inputs[len(used) :]
     over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)
-    sizes = np.array(shard_bytes(flat, propagate(flat, [*used, *over_batch]), mesh), np.float64)
+    splits = propagate(flat, [*used, *over_batch])
+    sizes = np.array(shard_bytes(flat, splits, mesh), np.float64)
     local = _bytes_each(traced.leaves, lives, mesh)
     trained = local[: traced.trained]
     own = sizes[line.arrays]
@@ -213,7 +219,15 @@ def estimate(
         copies=sum(copies),
         saved=int(found.activations[line.loss[0]]),
         largest=_largest(flat, line, own, now),
+        on_host=_on_host(flat, splits, mesh),
     )
+
+
+def _on_host(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> int:
+    """Bytes that the operations of a program, loops as a whole, leave in the host's memory for one device."""
+    itemsizes, shapes = flat.arrays.on_host, flat.arrays.shapes
+    left = {array for op in flat.ops for array in op.results} & itemsizes.keys()
+    return sum(itemsizes[array] * shard_elements(shapes[array], splits[array], mesh) for array in left)
 
 
 def _bytes_each(leaves: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Mapping[str, int]) -> list[int]:

@@ -39,12 +39,14 @@ class Arrays:
         itemsizes: bytes of an element.
         dtypes: such as `float32`.
         rematerialized: ids of arrays that a rematerialized part of the backward pass reads once more.
+        on_host: ids of arrays in the host's memory, which take none of a device; to the bytes of an element.
     """
 
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     itemsizes: list[int] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     rematerialized: set[int] = field(default_factory=set)
+    on_host: dict[int, int] = field(default_factory=dict)
 
     def new(self, shape: Sequence[int], itemsize: int, dtype: str) -> int:
         """The id of one more array."""
@@ -59,7 +61,7 @@ class Arrays:
 
     def widen(self, array: int) -> None:
         """The array is in float32 instead of fewer bits."""
-        if self.dtypes[array] in NARROW:
+        if self.dtypes[array] in NARROW and array not in self.on_host:
             self.itemsizes[array], self.dtypes[array] = 4, "float32"
 
 

@@ -97,9 +97,8 @@ def _elementwise(splits: Splits, op: Op) -> list[DimShardings | None]:
 rule(*ELEMENTWISE)(_elementwise)
 
 
-@rule(
-    "copy", "stop_gradient", "name", "pvary", "copy_p", "rev", "cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod"
-)
+@rule("copy", "stop_gradient", "name", "pvary", "copy_p", "device_put", "rev")
+@rule("cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod")
 def _same(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [splits.of(op.operands[0])]
 

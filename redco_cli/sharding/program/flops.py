@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from redco_cli.sharding.program.reference import reference_jaxpr
+from redco_cli.sharding.program.reference import is_causal, reference_jaxpr
 
 _CAUSAL = (2, 3)
 """Masks of cuDNN's attention under which half of the scores is computed (`MaskType` in JAX)."""
@@ -55,7 +55,16 @@ def count_products(function: Callable[..., Any], *arguments: Any) -> Products:
         >>> count_products(lambda x, w: jax.nn.relu(x @ w), x, w)
         Products(flops=1024, attention=0, written=128)
     """
-    return _of_jaxpr(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return products_of(jax.make_jaxpr(function)(*arguments))
+
+
+def products_of(closed_jaxpr: Any) -> Products:
+    """The same of a program that is traced already; of a backward pass, fused attention is not counted.
+
+    Args:
+        closed_jaxpr: as `jax.make_jaxpr` returns it.
+    """
+    return _of_jaxpr(closed_jaxpr.jaxpr)
 
 
 def _of_jaxpr(jaxpr: Any) -> Products:
@@ -90,6 +99,8 @@ def _product(equation: Any, summed: int) -> Products:
 def _fused(equation: Any, flops: int) -> Products:
     """A kernel that computes what its reference form does."""
     written = sum(one.aval.size * one.aval.dtype.itemsize for one in equation.outvars)
+    if is_causal(equation):
+        return Products(flops // 2, flops // 2, written)
     if equation.primitive.name not in _FUSED:
         return Products(flops, 0, written)
     mask = equation.params.get("mask_type", 0)

@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 
 _REFERENCES: dict[str, Callable[..., Any]] = {}
+_CAUSAL: set[str] = set()
 
 
-def register_reference(name: str, reference: Callable[..., Any]) -> None:
+def register_reference(name: str, reference: Callable[..., Any], *, causal: bool = False) -> None:
     """Says what an opaque kernel computes.
 
     Args:
@@ -26,6 +27,7 @@ def register_reference(name: str, reference: Callable[..., Any]) -> None:
             the kernel, as `jax.make_jaxpr` prints it.
         reference: takes the operands of that equation, and returns its results, or `NotImplemented` where they are not
             those of the kernel. It is traced, never run.
+        causal: the kernel is attention under a causal mask, and computes half of the scores that the reference does.
 
     Example:
         >>> import jax
@@ -36,6 +38,12 @@ def register_reference(name: str, reference: Callable[..., Any]) -> None:
         >>> register_reference("fused_mlp", lambda x, up, down: jax.nn.relu(x @ up) @ down)
     """
     _REFERENCES[name] = reference
+    (_CAUSAL.add if causal else _CAUSAL.discard)(name)
+
+
+def is_causal(equation: Any) -> bool:
+    """Whether an equation is a kernel that was registered as causal attention."""
+    return not _CAUSAL.isdisjoint(_names(equation))
 
 
 def reference_jaxpr(equation: Any) -> Any | None:

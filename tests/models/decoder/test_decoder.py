@@ -136,6 +136,7 @@ def plain_value_and_grads():
     first(
         [{"remat": "full"}, {"kernel": "xla"}],
         {"remat": "dots"},
+        {"remat": "attention"},
         {"remat": "offload"},
         {"unroll": 2},
         {"unroll": 2, "remat": "full"},

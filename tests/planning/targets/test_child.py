@@ -16,7 +16,7 @@ from tests.projects import LLAMA
 REQUEST = Request(
     target="h100:8",
     workload={"model": json.dumps(LLAMA), "batch_size": 8, "seq_length": 16},
-    remat=True,
+    remat="full",
     mesh={"data": 2, "fsdp": 2, "tensor": 2},
     micro_batch_size=8,
     reshard_after_forward=False,

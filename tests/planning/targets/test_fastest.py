@@ -17,6 +17,7 @@ from redco_cli.planning.targets import fastest
 from redco_cli.planning.targets.fastest import CANDIDATES, fastest_here, in_front, own_target, try_for, try_out
 from redco_cli.recipe.load import load_recipe
 from redco_cli.sharding.compiled.work import Work
+from redco_cli.sharding.program.flops import Products
 from tests.projects import write_classifier
 
 TARGET = parse_target("h100:8", "--target")
@@ -30,7 +31,7 @@ def where(key):
 def way(number, seconds, memory=50):
     plan = SimpleNamespace(mesh={"data": 8 // number, "fsdp": number, "tensor": 1})
     workload = SimpleNamespace(where=where, remat="none", xla={"xla_a": True}, compares=True)
-    return Option(workload, plan, 8, False, SimpleNamespace(total=memory), 0, 0, seconds)
+    return Option(workload, plan, 8, False, SimpleNamespace(total=memory), 0, 0, seconds, Products())
 
 
 def outcome(seconds, memory=60):
