@@ -85,6 +85,7 @@ def test_scores_are_shares_of_what_is_true(context, few):
         assert one["label"] == 5 * len(few[one["sentence1"]].intersection(named)) / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "loss", "scores"),
     [
@@ -93,7 +94,6 @@ def test_scores_are_shares_of_what_is_true(context, few):
             "similarity",
             np.mean(np.square([0, 1.25, 2.5, 3.75, 5])),
             {"pearson", "spearman", "mean_absolute_error"},
-            marks=pytest.mark.slow,
         ),
     ],
 )

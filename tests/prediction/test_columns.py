@@ -58,6 +58,7 @@ def losses(run: str) -> list[tuple[str, int, float, float]]:
     return [(row["kind"], row["step"], row["loss"], row["other"]) for row in recorded(run) if "loss" in row]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param("mesh={data: 2, fsdp: 2}", marks=pytest.mark.slow)])
 def test_what_is_computed_once_is_what_every_step_would_compute(mesh):

@@ -245,7 +245,8 @@ def test_one_model_of_several_begins_another_run(distilled):
     np.testing.assert_allclose(logits("run", 1), logits("student", 12, "['params']['model']"), rtol=1e-6)
 
 
-@pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param(CUBE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["mesh.data=1", CUBE])
 def test_two_modules_with_an_optimizer_each(tiny_project, mesh):
     with (tiny_project / "plugin.py").open("a") as file:
         file.write(ADVERSARIAL)

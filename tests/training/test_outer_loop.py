@@ -102,6 +102,7 @@ def stopped_at(moments: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
         assert_same_run(directory, "whole", 16)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("federated")
 def test_a_loop_that_is_stopped_in_a_round_ends_as_if_it_had_not_been(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped_at([1, 7], monkeypatch)

@@ -140,6 +140,7 @@ def test_state_is_the_same_however_the_batch_is_cut():
     assert_close(state_of("whole", 12), state_of("cut", 12))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("averaged")
 def test_state_is_the_same_on_every_mesh():
     plain = ["plugin.options.noise=0.0", "eval.at_start=false"]
@@ -154,6 +155,7 @@ def test_state_is_the_same_on_every_mesh():
     assert rows["mean"]["reason"] == "whole: belongs to no parameter"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("averaged")
 def test_predictions_know_state_and_step_and_may_use_averaged_parameters():
     train("recipe.yaml", ["mesh.data=1", "eval.predict=false"])

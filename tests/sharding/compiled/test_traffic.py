@@ -295,7 +295,7 @@ def test_xla_counts_gradients_of_grouped_convolutions_once_for_each_idle_device(
     np.testing.assert_allclose(gradient(*arrays), factor * jax.jit(jax.grad(loss_fn))(*arrays), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["attention-thirds", "decoder-scan-remat"])
+@pytest.mark.parametrize("name", [pytest.param("attention-thirds", marks=pytest.mark.slow), "decoder-scan-remat"])
 def test_hand_written_shardings_compute_the_same(name):
     for placed in variants(name, TENSOR).values():
         check_equal(name, placed, TENSOR)

@@ -34,6 +34,7 @@ def test_a_few_shapes_are_told_and_counted(project: Path, capsys: pytest.Capture
     assert sum("compiles the eval step anew: batch['x'] was" in line for line in told) <= 1
 
 
+@pytest.mark.slow
 def test_too_many_shapes_end_the_run_and_lose_nothing(project: Path) -> None:
     pad(project, 'examples[0]["id"] if ctx.stage == "train" else 0')
     with pytest.raises(PluginError, match="batches came in more than 3 shapes, and each compiles the train step"):
