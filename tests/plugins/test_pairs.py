@@ -90,7 +90,7 @@ def test_scores_are_shares_of_what_is_true(context, few):
     ("recipe", "loss", "scores"),
     [
         ("pairs", np.log(2), {"accuracy", "f1", "macro_f1", "matthews"}),
-        pytest.param(
+        (
             "similarity",
             np.mean(np.square([0, 1.25, 2.5, 3.75, 5])),
             {"pearson", "spearman", "mean_absolute_error"},

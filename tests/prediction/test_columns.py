@@ -60,7 +60,7 @@ def losses(run: str) -> list[tuple[str, int, float, float]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param("mesh={data: 2, fsdp: 2}", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", ["mesh.data=1", "mesh={data: 2, fsdp: 2}"])
 def test_what_is_computed_once_is_what_every_step_would_compute(mesh):
     for name in ("each", "once"):
         train("recipe.yaml", [REFERENCE, mesh, f"plugin.module={name}.py", f"output_dir={name}"])
