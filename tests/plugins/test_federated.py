@@ -147,14 +147,17 @@ def test_a_signal_in_a_round_waits_for_its_end_and_moments_are_kept(tmp_path, mo
 
 @pytest.mark.slow
 @pytest.mark.recipe
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [3, 4, 5])
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("partition", "least"), [("iid", 0.97), ("label_skew", 0.93)])
-def test_digits_of_clients_are_known_to_the_server(seed, partition, least, tmp_path):
+def test_digits_of_clients_are_known_to_the_server(partition, least, tmp_path):
+    """With every seed; what is no worse is so over all of them, as two runs may differ by an image or two of 364."""
     found = {}
     for algorithm in ("fedavg", "fedprox", "fedadam"):
         options = f"plugin.options={{algorithm: {algorithm}, partition: {partition}}}"
-        settings = [f"seed={seed}", options, "logging.plot=false"]
-        found[algorithm] = trained("federated", tmp_path / algorithm, settings)[-1]["accuracy"]
-    assert min(found.values()) >= least
-    assert min(found.values()) >= found["fedavg"] - 0.003  # one of 364 images
+        for seed in (3, 4, 5):
+            settings = [f"seed={seed}", options, "logging.plot=false"]
+            metrics = trained("federated", tmp_path / f"{algorithm}{seed}", settings)[-1]
+            found.setdefault(algorithm, []).append(metrics["accuracy"])
+    assert min(map(min, found.values())) >= least
+    mean = {algorithm: sum(of_seeds) / len(of_seeds) for algorithm, of_seeds in found.items()}
+    assert min(mean.values()) >= mean["fedavg"] - 1 / 364
