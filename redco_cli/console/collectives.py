@@ -35,6 +35,8 @@ def show_collectives(document: Document, console: Console) -> None:
         return
     if document["xla"]:
         say(console, ("compiler options: ", "dim"), options_text(document["xla"]))
+    if compiled["changed"]:
+        say(console, ("compiled with ", "dim"), compiled["changed"])
     if compiled["too_large"]:
         say(console, ("compiled", "bold"), f" for {compiled['target']}: ", ("does not fit", "bold red"))
         say(console, compiled["too_large"])

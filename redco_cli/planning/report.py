@@ -83,6 +83,7 @@ class Compiled:
         largest: arrays that it writes, largest first.
         target: the devices that it was compiled for; None for simulated ones of a CPU.
         too_large: what the compiler says where its memory does not suffice; nothing else is known then.
+        changed: the option that had to be changed for it to compile without devices, and why; None mostly.
     """
 
     memory: int | None
@@ -95,6 +96,7 @@ class Compiled:
     largest: tuple[Written, ...]
     target: str | None
     too_large: str | None
+    changed: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,5 +286,6 @@ def report_schema() -> dict[str, Any]:
         part["description"] = " ".join(summary.split())
         for name, text in re.findall(r"^ {8}(\w+): (.*(?:\n {10,}.*)*)", attributes, re.MULTILINE):
             part["properties"][name]["description"] = " ".join(text.split())
+        part["required"] = list(part["properties"])  # `as_json` writes what was left at its default, too
         part["additionalProperties"] = False
     return schema

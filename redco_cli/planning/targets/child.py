@@ -38,6 +38,9 @@ _NEEDED = re.compile(
     r"(?:Used |temporaries \()(?P<used>[\d.]+)(?P<unit>[KMGT])(?: of |\) exceeds available HBM \()"
     r"(?P<limit>[\d.]+)(?P<of>[KMGT])"
 )
+_NO_TILES, _TRITON = "Couldn't find output tile sizes", "xla_gpu_enable_triton_gemm"
+"""Triton's tiles are found by trying them out; without a device XLA takes some that not every number of rows has."""
+_WITHOUT_TRITON = f"{_TRITON}=false: XLA has no tiles for a product of this step without a GPU to try them on"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _READ = 3
 """Counted up where something else is read of a compiled program: what is kept is read anew then."""
@@ -108,7 +111,16 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(known.read_text())
         return found
     tell(f"compiling the step for {target}")
-    found = compile_lowered(lowered, request.mesh, request.options, places_of(target, mesh), workload.where)
+    places = places_of(target, mesh)
+    try:
+        found = compile_lowered(lowered, request.mesh, request.options, places, workload.where)
+    except jax.errors.JaxRuntimeError as error:
+        if _NO_TILES not in str(error) or _TRITON in request.options:
+            raise
+        options = {**request.options, _TRITON: False}
+        found = compile_lowered(lowered, request.mesh, options, places, workload.where)
+        if "compiled" in found:
+            found["compiled"]["changed"] = _WITHOUT_TRITON
     known.parent.mkdir(parents=True, exist_ok=True)
     part = known.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(found))

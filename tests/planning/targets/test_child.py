@@ -47,6 +47,25 @@ def test_what_was_compiled_is_kept(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("devices_of_a_cpu")
+def test_products_that_triton_has_no_tiles_for_are_left_to_cublas_and_that_is_said(monkeypatch):
+    compile_with = child.compile_with
+
+    def untuned(lowered, options, where):
+        if options == {"xla_gpu_enable_triton_gemm": False}:
+            return compile_with(lowered, {}, where)
+        raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.178")
+
+    monkeypatch.setattr(child, "compile_with", untuned)
+    asked = {**vars(REQUEST), "target": "v5e:2x4"}  # for whose attention there is a form on CPUs
+    found = answer(Request(**asked), lambda stage: None)["compiled"]
+    assert found["memory"] > 0
+    assert found["changed"].startswith("xla_gpu_enable_triton_gemm=false: ")
+    with pytest.raises(jax.errors.JaxRuntimeError, match="output tile sizes"):
+        answer(Request(**{**asked, "options": {"xla_gpu_enable_triton_gemm": True}}), lambda stage: None)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "needed"),
     [
