@@ -23,7 +23,9 @@ def check_sizes(job: Job, mesh: Mesh) -> None:
     Raises:
         DeviceError: naming the recipe key.
     """
-    check_divisible(micro_batch_size(job.recipe), mesh, job.where("train.micro_batch_size"), "a micro-batch")
+    is_given = job.recipe.train.micro_batch_size != "auto"
+    key, what = ("micro_batch_size", "a micro-batch") if is_given else ("global_batch_size", "a global batch")
+    check_divisible(micro_batch_size(job.recipe), mesh, job.where(f"train.{key}"), what)
     inference_batch_size(job, mesh, "eval")
     inference_batch_size(job, mesh, "predict")
 

@@ -150,7 +150,7 @@ def show_training(outcome: TrainResult, as_json: bool) -> None:
     document = {
         "output_dir": str(outcome.output_dir),
         "step": outcome.step,
-        "train": dict(outcome.train),
+        **_means(outcome, as_json),
         "best_checkpoint": None if outcome.best is None else f"checkpoint-{outcome.best}",
         "checkpoint": outcome.checkpoint.name,
     }
@@ -159,9 +159,14 @@ def show_training(outcome: TrainResult, as_json: bool) -> None:
         document["was_finished"] = outcome.was_finished
     if outcome.was_finished:
         document["next"] = _what_is_next(outcome)
-        if not as_json:
-            del document["train"]
     result(document, as_json)
+
+
+def _means(outcome: TrainResult, as_json: bool) -> dict[str, Any]:
+    """What a person could take for the last step's values says what it is."""
+    if as_json:
+        return {"train": dict(outcome.train)}
+    return {f"mean of steps {outcome.began + 1} to {outcome.step}": dict(outcome.train)} if outcome.train else {}
 
 
 def _what_is_next(outcome: TrainResult) -> dict[str, str]:

@@ -104,7 +104,8 @@ def _train(loaded: LoadedRecipe, job: Job, placement: Placement, began: float) -
         ):
             run.train() if outer is None else outer.drive(job.plugin.run_fn)
     kept, history = start.checkpoints, run.evaluations.history
-    return TrainResult(start.directory, run.step, run.means, history, kept.best(), kept.path(kept.steps()[-1]))
+    best, newest = kept.best(), kept.path(kept.steps()[-1])
+    return TrainResult(start.directory, run.step, start.step, run.means, history, best, newest)
 
 
 def evaluate(target: Name, overrides: Sequence[str] = (), *, checkpoint: str = "last") -> EvalResult:

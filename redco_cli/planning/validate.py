@@ -23,7 +23,7 @@ from redco_cli.data.mixed.streams import MixedStream
 from redco_cli.data.mixture import Mixture
 from redco_cli.data.places import Locate, place_of
 from redco_cli.encoding.rows import first_examples
-from redco_cli.errors import DataError
+from redco_cli.errors import DataError, Problem
 from redco_cli.job import Job
 from redco_cli.plugin.calls import describe
 from redco_cli.plugin.chat.shapes import recognised_shapes
@@ -83,8 +83,17 @@ def summary(job: Job, timeline: Timeline, privacy: Budget | None) -> dict[str, A
         **({} if privacy is None else {"privacy": privacy.described()}),
         "eval_every": timeline.eval_every,
         "checkpoint_every": timeline.checkpoint_every,
-        "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in dependences(job)],
+        "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in (*_repeated(job), *dependences(job))],
     }
+
+
+def _repeated(job: Job) -> list[Problem]:
+    """A step with more examples than there are has some of them twice; an outer loop brings its own."""
+    size, examples = job.recipe.train.global_batch_size, job.train_size
+    if examples is None or size <= examples or job.plugin.run_fn is not None:
+        return []
+    problem = f"a step of {size} examples is more than an epoch, of {examples}: it has some of them more than once"
+    return [Problem(job.where("train.global_batch_size"), problem, f"{examples} are all of them")]
 
 
 def _per_source(job: Job) -> dict[str, int | str]:

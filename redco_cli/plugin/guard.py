@@ -10,6 +10,13 @@ from collections.abc import Iterator
 from redco_cli.errors import PluginError, RedcoError
 from redco_cli.recipe.redaction import scrubbed
 
+_WHOLE_TRACEBACK = "fix the plugin; `redco --traceback ...` shows the whole traceback"
+_REMEDIES = {
+    "ScopeParamNotFoundError": "give a model its own parameters: where there are several, params has them by name, "
+    'params["model"]'
+}
+"""By the name of an exception that other libraries raise, what a plugin most likely did."""
+
 
 @contextlib.contextmanager
 def guarded(where: str, doing: str, file: str, given: str = "") -> Iterator[None]:
@@ -31,12 +38,12 @@ def guarded(where: str, doing: str, file: str, given: str = "") -> Iterator[None
         source = os.path.abspath(file)
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
         if frames:
-            where = f"{file}:{frames[-1].lineno}: {frames[-1].name}"
+            named = [frame.name for frame in frames if not frame.name.startswith("<")]  # no comprehension, no lambda
+            where = f"{file}:{frames[-1].lineno}: {(named or [frames[-1].name])[-1]}"
         elif isinstance(error, SyntaxError) and error.filename == source:
             where = f"{file}:{error.lineno}"
         line = f" at `{frames[-1].line}`" if frames and frames[-1].line else ""
         message = "\n".join(str(error).strip().splitlines()[:6])
         problem = f"{doing} raised {type(error).__name__}{line}{': ' if message else ''}{message}{given}"
-        raise PluginError(
-            where, scrubbed(problem), "fix the plugin; `redco --traceback ...` shows the whole traceback"
-        ) from error
+        remedy = _REMEDIES.get(type(error).__name__, _WHOLE_TRACEBACK)
+        raise PluginError(where, scrubbed(problem), remedy) from error

@@ -11,10 +11,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from redco_cli.console import note
 from redco_cli.errors import PluginError, StorageError, UsageError
@@ -34,6 +38,8 @@ from redco_cli.runtime.stopping.signals import Stopped, stop_on_signal
 
 _MANIFEST = "manifest.json"
 """The file of a checkpoint that has a checksum of each of the others."""
+_SMALL = 16
+"""Elements of an array that a person still reads."""
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.msgpack", "config.json")
 
 
@@ -201,8 +207,8 @@ def _whole_lines(partial: Path) -> int:
 
 
 def _fingerprint(examples: Sequence[Example]) -> str:
-    """The number of examples, and a hash of all that JSON can hold of them."""
-    lines = (json.dumps(_shown(examples[index]), sort_keys=True).encode() for index in range(len(examples)))
+    """The number of examples, and a hash of their text, numbers and arrays."""
+    lines = (json.dumps(_shown(examples[index], _digest), sort_keys=True).encode() for index in range(len(examples)))
     return f"{len(examples)}:{_hash(lines)}"
 
 
@@ -213,14 +219,31 @@ def _hash(parts: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _shown(example: Example) -> dict[str, Any]:
-    """The fields of an example that a person reads: text and numbers, and lists and dicts of them."""
-    return {name: value for name, value in example.items() if _is_plain(value)}
+def _shown(example: Example, array: Callable[[NDArray[Any]], Any] | None = None) -> dict[str, Any]:
+    """An example as plain JSON values: text, numbers, and lists and dicts of them as they are.
+
+    Args:
+        array: what becomes of an array; by default a small one is a list, and a large one its type and shape.
+    """
+    return {name: _plain(value, array or _described) for name, value in example.items()}
 
 
-def _is_plain(value: Any) -> bool:
+def _plain(value: Any, array: Callable[[NDArray[Any]], Any]) -> Any:
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_plain(inner) for name, inner in value.items())
+        return {str(name): _plain(inner, array) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return all(_is_plain(inner) for inner in value)
-    return value is None or isinstance(value, str | int | float | bool)
+        return [_plain(inner, array) for inner in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return array(np.asarray(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number
+    return value if value is None or isinstance(value, str | int | float | bool) else type(value).__name__
+
+
+def _described(value: NDArray[Any]) -> Any:
+    small = value.size <= _SMALL and value.dtype.kind in "biufU"
+    return _plain(value.tolist(), _described) if small else f"{value.dtype}{list(value.shape)}"
+
+
+def _digest(value: NDArray[Any]) -> str:
+    return f"{value.dtype}{list(value.shape)} {hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()}"

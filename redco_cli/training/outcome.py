@@ -23,7 +23,8 @@ class TrainResult:
     Attributes:
         output_dir: its directory.
         step: optimizer steps done.
-        train: means over the steps of this process: `loss` and the plugin's metrics.
+        began: the step that this process began at.
+        train: means over the steps from there on: `loss` and the plugin's metrics.
         evaluations: step and values of each evaluation of this process; of the whole run, if it was finished before.
         best: step of the best checkpoint; None when nothing was evaluated.
         checkpoint: the newest checkpoint.
@@ -32,6 +33,7 @@ class TrainResult:
 
     output_dir: Path
     step: int
+    began: int
     train: Mapping[str, float]
     evaluations: Sequence[tuple[int, Mapping[str, float]]]
     best: int | None
@@ -60,4 +62,6 @@ def finished(start: Start, job: Job, timeline: Timeline) -> TrainResult | None:
     ]
     why = f"all {start.step} steps were done before" if at_its_end else f"it ended with step {start.step}, {patience}"
     note(f"{shown(start.directory)} is finished: {why}; nothing is trained")
-    return TrainResult(start.directory, start.step, {}, evaluations, kept.best(), kept.path(start.step), True)
+    return TrainResult(
+        start.directory, start.step, start.step, {}, evaluations, kept.best(), kept.path(start.step), True
+    )

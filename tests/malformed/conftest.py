@@ -148,7 +148,6 @@ class Folder:
         assert "Traceback" not in result.stderr, result.stderr
         error = PROGRESS.sub("", result.stderr).rstrip("\n")
         error = error.replace(str(self.root), "FOLDER").replace(str(shipped_directory()), "SHIPPED")
-        error = error.replace(": <listcomp>:", ": collate_fn:")  # a frame of its own before Python 3.12
         assert not SAID_BY_LIBRARIES.search(error), error
         problems = re.split(
             r"(?m)^  -> \S.*\n?", error

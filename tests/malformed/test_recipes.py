@@ -211,9 +211,10 @@ CASES = {
     ),
     "devices that do not divide": Case(
         (
-            "recipe.yaml:2: train.micro_batch_size: a micro-batch of 4 examples cannot be split evenly "
+            "recipe.yaml:2: train.global_batch_size: a global batch of 4 examples cannot be split evenly "
             "over 3 devices\n"
-            "  -> take a multiple of 3, such as 3 or 6, or fewer devices (mesh.data, mesh.fsdp)"
+            "  -> take a multiple of 3, such as 3 or 6, or fewer devices for data and fsdp: those of tensor share "
+            "every example"
         ),
         overrides=("mesh.data=3",),
     ),

@@ -59,6 +59,19 @@ def test_describe():
     )
 
 
+def test_a_raise_is_placed_in_the_function_that_has_it(plugin):
+    """And not in a comprehension, which has a frame of its own before Python 3.12."""
+    loaded = plugin(collate="return {'x': [row['missing'] for row in examples]}")
+    text = said(lambda: call_collate(loaded, CTX, [{"x": 1}]))
+    assert text.startswith(f"{loaded.file}:5: collate_fn: collate_fn raised KeyError at `return "), text
+
+
+def test_parameters_of_several_models_for_one_are_recognised(plugin):
+    loaded = plugin(predict="import flax; raise flax.errors.ScopeParamNotFoundError('embedding', '/')")
+    text = said(lambda: call_predict(loaded, CTX, PARAMS, BATCH, None))
+    assert text.endswith('where there are several, params has them by name, params["model"]'), text
+
+
 class TestLoss:
     @pytest.mark.parametrize(
         ("body", "sum_", "weight", "metrics"),

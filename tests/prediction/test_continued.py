@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from redco_cli.errors import RedcoError
@@ -169,3 +170,17 @@ def test_what_may_be_of_another_secret_starts_over(tmp_path: Path, capsys: pytes
     assert (
         "may be of another secret among plugin.options, which is in no file: starting over" in capsys.readouterr().err
     )
+
+
+def test_arrays_of_examples_are_shown_and_told_apart() -> None:
+    example = {
+        "where": np.array([0.5, np.nan]),
+        "image": np.zeros((8, 8), np.float32),
+        "count": np.int64(3),
+        "of": Path(),
+    }
+    shown = json.loads(module.line_of(4, example, 1.0, None))  # type: ignore[arg-type]
+    expected = {"where": [0.5, "nan"], "image": "float32[8, 8]", "count": 3, "of": type(Path()).__name__}
+    assert shown == {"index": 4, "example": expected, "prediction": 1.0}
+    other = {**example, "image": np.eye(8, dtype=np.float32)}
+    assert module._fingerprint([example]) == module._fingerprint([dict(example)]) != module._fingerprint([other])

@@ -210,3 +210,13 @@ def test_validate_tells(folder: Path) -> None:
         "is divided by another, or multiplied with one; sum over the examples, Loss(sum, weight); "
         "or say whole_batch = True in the plugin: its batches are never cut"
     ]
+
+
+def test_validate_tells_that_a_step_has_examples_twice(folder: Path) -> None:
+    job = job_of(folder, BOUND["mean over tokens"][0])
+    size = job.train_size + 1
+    document, _ = validate("recipe.yaml", ["mesh.data=1", f"train.global_batch_size={size}"])
+    assert document["warnings"][0] == (
+        f"command line: train.global_batch_size: a step of {size} examples is more than an epoch, of {size - 1}: "
+        f"it has some of them more than once; {size - 1} are all of them"
+    )
