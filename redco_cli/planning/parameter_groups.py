@@ -14,9 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from jax.sharding import PartitionSpec
-
-from redco_cli.sharding.plan import DATA, TENSOR, Row
+from redco_cli.sharding.plan import DATA, TENSOR, Row, as_dims
 
 Split = Literal["replicated", "data", "fsdp", "columns", "rows", "vocabulary", "experts"]
 Numbers = tuple[int, ...]
@@ -39,7 +37,8 @@ class ParameterGroup:
         gathered: the same where it is used.
         parts: for each dim into how many parts it is cut where it lives.
         split: in use, over `tensor`: by `columns`, `rows`, `vocabulary` or `experts`; else how it is stored: in shards
-            that are gathered for use (`fsdp`), in shards over `data` only, or `replicated`: whole on every device.
+            that are gathered for use, or whose rows are exchanged (`fsdp`), in shards over `data` only, or
+            `replicated`: whole on every device.
         reason: why it is split so, or why it is not.
         bytes: of all of them together.
         bytes_per_device: of one device's shards of all of them.
@@ -75,7 +74,8 @@ def group_parameters(
     for place, row in enumerate(rows):
         numbers = tuple(int(number) for number in _NUMBER.findall(row.path))
         words = tuple(_NUMBER.split(row.path))
-        split = (_axes(row, row.spec), _axes(row, row.gathered), row.reason, stacks.get(row.path, 0))
+        dims = (as_dims(spec, len(row.shape)) for spec in (row.spec, row.gathered))
+        split = (*dims, row.reason, stacks.get(row.path, 0))
         alike[(words, row.shape, row.dtype, *split)][numbers] = place
     found = []
     for places in alike.values():
@@ -88,7 +88,7 @@ def group_parameters(
 def _group(row: Row, grid: Sequence[Numbers], mesh: Mapping[str, int], layers: int) -> ParameterGroup:
     pieces = iter(map(_written, grid))
     count = math.prod(map(len, grid))
-    spec, gathered = _axes(row, row.spec), _axes(row, row.gathered)
+    spec, gathered = (as_dims(spec, len(row.shape)) for spec in (row.spec, row.gathered))
     return ParameterGroup(
         path=_NUMBER.sub(lambda _: next(pieces), row.path),
         count=count,
@@ -103,12 +103,6 @@ def _group(row: Row, grid: Sequence[Numbers], mesh: Mapping[str, int], layers: i
         bytes=count * row.bytes,
         bytes_per_device=count * row.bytes_per_device,
     )
-
-
-def _axes(row: Row, spec: PartitionSpec) -> tuple[tuple[str, ...], ...]:
-    """The mesh axes of each dim."""
-    given = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in spec]
-    return tuple(given) + ((),) * (len(row.shape) - len(given))
 
 
 def _split(spec: Sequence[Sequence[str]], gathered: Sequence[Sequence[str]], reason: str) -> Split:
@@ -138,7 +132,7 @@ def _stacks(rows: Sequence[Row]) -> dict[str, int]:
         ranks = {len(row.shape) for row in inside}
         if min(ranks) < 2 or len(ranks) < 2 or len(inside) < _LAYER_PARAMETERS:
             continue
-        if len({row.shape[0] for row in inside}) == 1 and not any(_axes(row, row.spec)[0] for row in inside):
+        if len({row.shape[0] for row in inside}) == 1 and not any(as_dims(row.spec, 1)[0] for row in inside):
             found |= {row.path: 1 for row in inside}
     return found
 

@@ -131,7 +131,10 @@ def check_divisible(size: int, mesh: Mesh, where: str, what: str) -> None:
         choices = f"{below} or {above}" if below else str(above)
         problem = f"{what} of {size} examples cannot be split evenly over {shards} devices"
         raise DeviceError(
-            where, problem, f"take a multiple of {shards}, such as {choices}, or fewer devices (mesh.data, mesh.fsdp)"
+            where,
+            problem,
+            f"take a multiple of {shards}, such as {choices}, or fewer devices for data and fsdp: "
+            "those of tensor share every example",
         )
 
 

@@ -17,13 +17,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from jax.sharding import PartitionSpec
-
 from redco_cli.sharding.decide.choose import choose
 from redco_cli.sharding.decide.guards import Where, checked_sizes, guard
 from redco_cli.sharding.decide.layout import lay_out
 from redco_cli.sharding.decide.override import Override, overridden
-from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings, Plan, Row
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Plan, Row, as_spec
 from redco_cli.sharding.predict.collectives import predict_collectives
 from redco_cli.sharding.program.reading import Reading, read
 
@@ -132,11 +130,3 @@ def make_plan(
         warnings=warnings,
     )
     return plan if reading.kept is None else reading.kept(plan)
-
-
-def as_spec(dims: DimShardings) -> PartitionSpec:
-    """The mesh axes of each dim as a `PartitionSpec`."""
-    entries: list[Any] = [None if not dim else dim[0] if len(dim) == 1 else dim for dim in dims]
-    while entries and entries[-1] is None:
-        entries.pop()
-    return PartitionSpec(*entries)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,20 @@ BATCH_AXES = (DATA, FSDP)
 
 DimShardings = tuple[tuple[str, ...], ...]
 """For each dim of an array the mesh axes that split it, major first: a `PartitionSpec` without its short forms."""
+
+
+def as_dims(spec: PartitionSpec | Sequence[Any], rank: int = 0) -> DimShardings:
+    """A `PartitionSpec`, or the same as a sequence, spelled out for an array of `rank` dims."""
+    dims = tuple((entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec)
+    return (*dims, *((),) * (rank - len(dims)))
+
+
+def as_spec(dims: DimShardings) -> PartitionSpec:
+    """The mesh axes of each dim as a `PartitionSpec`, in its shortest form."""
+    entries: list[Any] = [None if not dim else dim[0] if len(dim) == 1 else dim for dim in dims]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
 
 
 @dataclass(frozen=True)
@@ -81,7 +95,7 @@ class Plan:
     Attributes:
         mesh: axis to size.
         specs: like the parameters, a `PartitionSpec` each: where it lives.
-        gathered: the same: where it is used, without the `fsdp` axis.
+        gathered: the same: where it is used, without the `fsdp` axis but for tables whose rows move.
         rows: one for each parameter, in tree order.
         collectives: what a step moves, predicted.
         warnings: what a user should know before a run.

@@ -79,6 +79,15 @@ FAMILIES: dict[str, dict[str, object]] = {
         "vocab_size": 4096,
         "decoder_start_token_id": 0,
     },
+    "vit": {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 1024,
+        "image_size": 128,
+        "patch_size": 8,
+        "architectures": ["ViTForImageClassification"],
+    },
 }
 """One of each kind of model, two layers of it."""
 SMALL_BATCH, SMALL_LENGTH = 16, 256

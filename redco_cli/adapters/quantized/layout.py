@@ -14,12 +14,11 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from redco_cli.adapters.quantized.leaf import TILE, Form, Quantized, is_quantized
 from redco_cli.plugin.contract import Params
-from redco_cli.sharding.derive import as_spec
-from redco_cli.sharding.plan import FSDP, DimShardings, Plan, Row
+from redco_cli.sharding.plan import FSDP, DimShardings, Plan, Row, as_dims, as_spec
 from redco_cli.sharding.program.reading import Reading
 
 Axes = tuple[str, ...]
@@ -54,8 +53,8 @@ def kept_plan(params: Params, plan: Plan) -> Plan:
 def _kept_rows(leaf: Quantized, row: Row, sizes: Mapping[str, int]) -> list[Row]:
     """The rows of codes and of scales."""
     form, found, reason = leaf.form, [], f"{row.reason}; {leaf.form.kind}, {TILE} inputs to a scale"
-    stored, gathered = (_in_tiles(form, _axes(spec, len(form.shape)), sizes) for spec in (row.spec, row.gathered))
-    if {axis for dim in stored for axis in dim} != {axis for dim in _axes(row.spec, len(form.shape)) for axis in dim}:
+    stored, gathered = (_in_tiles(form, as_dims(spec, len(form.shape)), sizes) for spec in (row.spec, row.gathered))
+    if {axis for dim in stored for axis in dim} != {axis for dim in as_dims(row.spec, len(form.shape)) for axis in dim}:
         reason = f"{reason}, between which it cannot be cut as the weight would be"
     for name, array in (("codes", leaf.codes), ("scales", leaf.scales)):
         lives, used = ((dims if name == "scales" else (*dims[:-1], (), dims[-1])) for dims in (stored, gathered))
@@ -65,11 +64,6 @@ def _kept_rows(leaf: Quantized, row: Row, sizes: Mapping[str, int]) -> list[Row]
         holds = math.prod(form.shape) if name == "codes" else 0
         found.append(Row(place, tuple(array.shape), str(array.dtype), *specs, reason, size, size // ways, holds))
     return found
-
-
-def _axes(spec: PartitionSpec, rank: int) -> DimShardings:
-    given = [() if axes is None else (axes,) if isinstance(axes, str) else tuple(axes) for axes in spec]
-    return (*given, *((),) * (rank - len(given)))
 
 
 def _in_tiles(form: Form, dims: DimShardings, sizes: Mapping[str, int]) -> DimShardings:
@@ -132,7 +126,7 @@ def _dense_place(kept: Quantized) -> NamedSharding:
     form, mesh = kept.form, kept.scales.mesh
     use, layers = form.use, form.use.layers
     dims: list[Axes] = [()] * len(form.shape)
-    own = _axes(kept.scales.spec, len(use.stack) + 2)
+    own = as_dims(kept.scales.spec, len(use.stack) + 2)
     if all(view.primitive.name == "convert_element_type" for view in use.views):
         shape = form.shape[layers:]
         experts, count = len(use.stack) - layers, 0

@@ -103,21 +103,25 @@ def cross_entropy(
         config.logits_softcap,
     )
     targets = jnp.where(counted, labels, 0)
+    kernel = jax.lax.stop_gradient(head.kernel.astype(hidden.dtype))  # once, and not for every piece
     if hidden.dtype != jnp.float16:
-        total, correct = _summed(hidden, head, targets, weights, how)
+        total, correct = _summed(hidden, head, kernel, targets, weights, how)
         return Counted(total, weights.sum(), correct)
     # What is kept for the backward pass is not yet scaled: small weights would make it vanish.
     largest = jax.lax.stop_gradient(jnp.abs(weights).max())
     unit = jnp.where(largest > 0, largest, 1.0)
-    total, correct = _summed(hidden, head, targets, weights / unit, how)
+    total, correct = _summed(hidden, head, kernel, targets, weights / unit, how)
     return Counted(total * unit, weights.sum(), correct * unit)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _summed(hidden: Array, head: Head, labels: Array, weights: Array, how: _How) -> tuple[Array, Array]:
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _summed(hidden: Array, head: Head, kernel: Array, labels: Array, weights: Array, how: _How) -> tuple[Array, Array]:
+    """What has a gradient is the head; what is multiplied with is its kernel in the compute type."""
+    used = head._replace(kernel=kernel)
+
     def add(sums: tuple[Array, Array], piece: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
         states, targets, share = piece
-        logits, _ = _logits(states, head, how)
+        logits, _ = _logits(states, used, how)
         return (sums[0] + (_losses(logits, targets)[0] * share).sum(), sums[1] + _right(logits, targets, share)), None
 
     zeros = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
@@ -125,40 +129,43 @@ def _summed(hidden: Array, head: Head, labels: Array, weights: Array, how: _How)
 
 
 def _forward(
-    hidden: Array, head: Head, labels: Array, weights: Array, how: _How
+    hidden: Array, head: Head, kernel: Array, labels: Array, weights: Array, how: _How
 ) -> tuple[tuple[Array, Array], tuple[Array, Head, Array]]:
     """The sums, and the gradients of the first: for hidden states, head and weights."""
+    used = head._replace(kernel=kernel)
     groups = how.groups
     empty = jnp.zeros((groups, *head.kernel.shape), jnp.float32)
     empty_bias = None if head.bias is None else jnp.zeros((groups, *head.bias.shape), jnp.float32)
 
     def add(sums: tuple[Array, Array, Array, Array], piece: tuple[Array, Array, Array]) -> tuple[Any, Any]:
         states, targets, share = piece
-        logits, slope = _logits(states, head, how)
+        logits, slope = _logits(states, used, how)
         losses, log_norm = _losses(logits, targets)
         wrong = jnp.exp(logits - log_norm[..., None])
         wrong = wrong - jax.nn.one_hot(targets, logits.shape[-1], dtype=wrong.dtype)
         wrong = wrong * share[..., None] * (how.scale if slope is None else how.scale * slope)
         narrow = wrong.astype(states.dtype)
-        to_states = jnp.einsum("bcv,ev->bce", narrow, head.kernel.astype(states.dtype))
+        to_states = jnp.einsum("bcv,ev->bce", narrow, kernel)
         by_group = (groups, -1)
         rows, cause = states.reshape(*by_group, states.shape[-1]), narrow.reshape(*by_group, narrow.shape[-1])
         to_kernel = jnp.einsum("dte,dtv->dev", rows, cause, preferred_element_type=jnp.float32)
-        total, correct, kernel, bias = sums
+        total, correct, to_head, bias = sums
         if bias is not None:  # the bias is added after the product and scaled with it
             bias = bias + wrong.reshape(*by_group, wrong.shape[-1]).sum(1)
-        following = total + (losses * share).sum(), correct + _right(logits, targets, share), kernel + to_kernel, bias
+        following = total + (losses * share).sum(), correct + _right(logits, targets, share), to_head + to_kernel, bias
         return following, (to_states, losses)
 
     start = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), empty, empty_bias)
-    (total, correct, kernel, bias), (states, losses) = jax.lax.scan(add, start, _pieces((hidden, labels, weights), how))
-    to_head = jax.tree.map(lambda sums, leaf: sums.sum(0).astype(leaf.dtype), Head(kernel, bias), head)
+    (total, correct, to_kernel, bias), (states, losses) = jax.lax.scan(
+        add, start, _pieces((hidden, labels, weights), how)
+    )
+    to_head = jax.tree.map(lambda sums, leaf: sums.sum(0).astype(leaf.dtype), Head(to_kernel, bias), head)
     return (total, correct), (_whole(states, hidden.shape[1]), to_head, _whole(losses, labels.shape[1]))
 
 
-def _backward(_how: _How, kept: Any, cotangents: tuple[Array, Array]) -> tuple[Any, Any, None, Any]:
+def _backward(_how: _How, kept: Any, cotangents: tuple[Array, Array]) -> tuple[Any, Any, None, None, Any]:
     states, head, losses = jax.tree.map(lambda grad: (grad * cotangents[0]).astype(grad.dtype), kept)
-    return states, head, None, losses
+    return states, head, None, None, losses
 
 
 _summed.defvjp(_forward, _backward)
@@ -166,7 +173,7 @@ _summed.defvjp(_forward, _backward)
 
 def _logits(states: Array, head: Head, how: _How) -> tuple[Array, Array | None]:
     """Logits [B, C, V] in float32, and their derivative by what they were before the cap; None without one."""
-    logits = jnp.einsum("bce,ev->bcv", states, head.kernel.astype(states.dtype), preferred_element_type=jnp.float32)
+    logits = jnp.einsum("bce,ev->bcv", states, head.kernel, preferred_element_type=jnp.float32)
     if head.bias is not None:
         logits = logits + head.bias.astype(jnp.float32)
     logits = logits * how.scale

@@ -12,7 +12,7 @@ parallelism (ZeRO stage 3, arXiv 1910.02054) said in constraints on arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,11 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.decide.replicas import is_product, product
+from redco_cli.sharding.decide.rows import looked_up, moves_rows
 from redco_cli.sharding.decide.sharded import Apart, Sharded
-from redco_cli.sharding.plan import AXES, BATCH_AXES, TENSOR
+from redco_cli.sharding.plan import AXES, BATCH_AXES, FSDP, TENSOR, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
+from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.rewrite import bind, rewritten
 
 
@@ -34,11 +36,13 @@ class _Gathering:
         mesh: the devices.
         reshard_after_forward: once for the forward pass, and once more for the backward pass.
         examples: where they are in the program.
+        casts: in what other precision rows are used that it looks up.
     """
 
     mesh: Mesh
     reshard_after_forward: bool
     examples: Examples
+    casts: Mapping[Any, Any]
     enters: frozenset[str] = frozenset()
     everywhere: bool = False
 
@@ -50,6 +54,9 @@ class _Gathering:
         """An equation on whole parameters; a name is none."""
         if equation.primitive.name == "name" and isinstance(operands[0], Sharded):
             return [operands[0].viewed(equation)]
+        if moves_rows(equation, operands, self.examples):
+            rows = equation.outvars[0]
+            return [looked_up(equation, operands[0], operands[1], self.casts.get(rows, rows.aval.dtype))]
         if self.reshard_after_forward and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands):
             again = jax.checkpoint(
                 lambda arrays: self._on_whole(
@@ -79,7 +86,8 @@ def gathering(
     Args:
         function: `function(params, *others)`, any that JAX can trace; the first of the others is a batch of examples.
         specs: like the parameters, where each lives.
-        gathered: the same, where each is used.
+        gathered: the same, where each is used; one that is told to be in shards over `fsdp` still is gathered where
+            more is done with it than looking up a few of its rows.
         mesh: the devices.
         reshard_after_forward: forget gathered parameters after the forward pass, and gather them once more in the
             backward pass (the name is that of PyTorch's FSDP2): half as much again is moved, and they take no memory
@@ -89,7 +97,8 @@ def gathering(
         A function of the same arguments, to be called under `jax.jit`; parameters may be an `Apart` each.
         `redco_cli.sharding.compiled` shows it in a whole step.
     """
-    lives, used = (jax.tree.leaves(tree, is_leaf=_is_spec) for tree in (specs, gathered))
+    lives, told = (jax.tree.leaves(tree, is_leaf=_is_spec) for tree in (specs, gathered))
+    lives, used = [as_spec(as_dims(spec)) for spec in lives], [_without_fsdp(spec) for spec in told]
     moves = lives != used or mesh.shape.get(TENSOR, 1) > 1
 
     def gathers(params: Any, *others: Any) -> Any:
@@ -100,7 +109,7 @@ def gathering(
         stored = [Sharded(leaf, where, there, mesh) for leaf, where, there in zip(given, lives, used, strict=True)]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
-        rewriting = _Gathering(mesh, reshard_after_forward, examples)
+        rewriting = _Gathering(mesh, reshard_after_forward, examples, casts(closed))
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
@@ -118,6 +127,10 @@ def _is_apart(leaf: Any) -> bool:
 
 def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, PartitionSpec)
+
+
+def _without_fsdp(spec: PartitionSpec) -> PartitionSpec:
+    return as_spec(tuple(tuple(axis for axis in axes if axis != FSDP) for axes in as_dims(spec)))
 
 
 def _whole(x: Any) -> Any:

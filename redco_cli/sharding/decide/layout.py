@@ -14,12 +14,15 @@ Then the largest free dim that divides goes over `fsdp`: a parameter is gathered
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from redco_cli.sharding.axes import Axis, Dim, factors
+from redco_cli.sharding.axes import Dim, factors
 from redco_cli.sharding.decide.choose import Candidate, Chain, leading
+from redco_cli.sharding.decide.reasons import called, reason_without_tensor, split_reason, whole_reason
+from redco_cli.sharding.decide.rows import are_fewer
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings
 from redco_cli.sharding.program.reading import Parameter, Reading
 
@@ -65,7 +68,7 @@ def lay_out(
     whole = [any(_routes(parameter, dim, reading) for dim in parameter.dims) for parameter in parameters]
     layouts = _left_over(reading, layouts, list(map(any, zip(decided, whole, strict=True))), sizes[TENSOR])
     return [
-        layout if done else _over_fsdp(parameter, layout, sizes)
+        layout if done else _over_fsdp(parameter, layout, reading, sizes)
         for parameter, layout, done in zip(parameters, layouts, decided, strict=True)
     ]
 
@@ -75,7 +78,7 @@ def _over_tensor(
 ) -> Layout:
     whole: DimShardings = ((),) * len(parameter.shape)
     if sizes[TENSOR] == 1:
-        return Layout(whole, whole, _reason_without_tensor(parameter, sizes))
+        return Layout(whole, whole, reason_without_tensor(parameter, sizes))
     by_chain = {candidate.chain: candidate for candidate in chosen}
     for place, dim in enumerate(parameter.dims):
         if _routes(parameter, dim, reading):
@@ -83,12 +86,12 @@ def _over_tensor(
         ways = leading(dim, sizes[TENSOR], reading.within_heads | reading.input_axes)
         if ways is not None and tuple(ways) in by_chain:
             split = _with(whole, place, TENSOR)
-            return Layout(split, split, _split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
+            return Layout(split, split, split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
     fused = _fused(parameter, by_chain, reading, sizes)
     if fused is not None:
         return fused
     return _few_heads(parameter, chosen, reading, sizes) or Layout(
-        whole, whole, _whole_reason(parameter, reading, sizes[TENSOR])
+        whole, whole, whole_reason(parameter, reading, sizes[TENSOR])
     )
 
 
@@ -111,7 +114,7 @@ def _fused(
         divides = parameter.shape[place] % tensor == 0
         if behind and behind[0] > 0 and divides and not any(axis.layer or axis.whole for axis in dim):
             split = _with(((),) * len(parameter.shape), place, TENSOR)
-            parts, what = math.prod(axis.size for axis in dim[: behind[0]]), _called(dim[behind[0]], reading)
+            parts, what = math.prod(axis.size for axis in dim[: behind[0]]), called(dim[behind[0]], reading)
             reason = f"{parts} projections of {dim[behind[0]].size} {what} in one: contiguous blocks, moved where cut"
             return Layout(split, split, reason)
     return None
@@ -213,67 +216,57 @@ def _stored(parameter: Parameter, layout: Layout, place: int, reading: Reading) 
     return replace(layout, stored=stored, reason=f"{layout.reason}; stored in shards, gathered where used")
 
 
-def _over_fsdp(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Layout:
-    """The largest dim that divides, a free one if there is one; vectors stay whole."""
-    bound = parameter.indivisible()
+def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Mapping[str, int]) -> Layout:
+    """The features of a table whose rows move; else the largest dim that divides, a free one if there is one.
+
+    Vectors stay whole.
+    """
+    bound, moving = parameter.indivisible(), dims_of_moving_rows(parameter, reading, sizes)
     if sizes[FSDP] == 1 or parameter.is_vector:
         return layout
-    for free in (True, False):
+    for among, free in itertools.product((*moving, range(len(parameter.shape))), (True, False)):
         ways = sizes[FSDP] * (1 if free else sizes[TENSOR])
         places = [
             place
-            for place, size in enumerate(parameter.shape)
-            if size % ways == 0 and not bound[place] and (not layout.stored[place]) == free
+            for place in among
+            if parameter.shape[place] % ways == 0 and not bound[place] and (not layout.stored[place]) == free
         ]
         if places:
             place = max(places, key=lambda place: parameter.shape[place])
-            return replace(layout, stored=_with(layout.stored, place, FSDP))
+            stored = replace(layout, stored=_with(layout.stored, place, FSDP))
+            is_only_looked_up = any(place in dims for dims in moving) and parameter.path not in reading.matmuls
+            return _looked_up(stored, layout, place, sizes) if is_only_looked_up else stored
     indivisible = f"no dim divides over fsdp {sizes[FSDP]}"
     return replace(layout, reason=indivisible if sizes[TENSOR] == 1 else f"{layout.reason}; {indivisible}")
 
 
+def dims_of_moving_rows(
+    parameter: Parameter, reading: Reading, sizes: Mapping[str, int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Dims of a table that `fsdp` may split so that rows which are looked up move, and not the table.
+
+    Returns:
+        Those of its features, and those of its rows; none where what moves is no less than the table.
+    """
+    lookups, ways = reading.rows.get(parameter.path, ()), sizes[DATA] * sizes[FSDP]
+    whole = {axis for lookup in lookups for dim in lookup.features for axis in factors(dim)}
+    features = [place for place, dim in enumerate(parameter.dims) if dim and whole.issuperset(dim)]
+    indexed = [place for place in range(len(parameter.shape)) if place not in features]
+    rows = math.prod(parameter.shape[place] for place in indexed)
+
+    def is_cheaper(times: int) -> bool:
+        few = [are_fewer(times * lookup.rows, ways, rows, parameter.bytes) for lookup in lookups]
+        return bool(few) and all(few)
+
+    return features if is_cheaper(1) else (), indexed if is_cheaper(sizes[FSDP]) else ()
+
+
+def _looked_up(stored: Layout, layout: Layout, place: int, sizes: Mapping[str, int]) -> Layout:
+    """A table that is never gathered."""
+    moved = f"rows that are looked up move over fsdp {sizes[FSDP]}, the table does not"
+    reason = f"table: {moved}" if sizes[TENSOR] == 1 else f"{layout.reason}; {moved}"
+    return replace(stored, gathered=_with(layout.gathered, place, FSDP), reason=reason)
+
+
 def _with(dims: DimShardings, place: int, axis: str) -> DimShardings:
     return tuple((*dim, axis) if i == place else dim for i, dim in enumerate(dims))
-
-
-def _called(axis: Axis, reading: Reading) -> str:
-    """What an axis is, in the model's terms."""
-    if axis in reading.heads:
-        return "heads"
-    if axis in reading.experts:
-        return "experts"
-    return "rows" if axis in reading.lookup_axes else "features"
-
-
-def _split_reason(parameter: Parameter, place: int, chain: Chain, reading: Reading, tensor: int) -> str:
-    size, what = math.prod(axis.size for axis in chain), _called(chain[0], reading)
-    each = f"{size} {what}, {size // tensor} on each device"
-    if what == "experts":
-        return each
-    if chain[0] in reading.by_hand:
-        return f"split by a shard_map: {parameter.shape[place]}, {parameter.shape[place] // tensor} on each device"
-    matmuls = reading.matmuls.get(parameter.path, ())
-    mine = set(chain)
-    if any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.contracted):
-        tied = any(mine & set(factors(dim)) for matmul in matmuls for dim in matmul.produced) or what == "rows"
-        return f"{'columns and rows' if tied else 'rows'}: sums over {each}"
-    if matmuls:
-        return f"columns: makes {each}"
-    return f"table: {each}" if what == "rows" else f"follows its matmul: {each}"
-
-
-def _reason_without_tensor(parameter: Parameter, sizes: Mapping[str, int]) -> str:
-    """Where the mesh has no tensor axis, `fsdp` alone decides."""
-    if sizes[FSDP] == 1:
-        return "whole: data splits the batch, not parameters" if sizes[DATA] > 1 else "whole: there is one device"
-    if parameter.is_vector:
-        return "vector: whole, too small to be worth gathering"
-    return f"largest dim over fsdp {sizes[FSDP]}, gathered where it is used"
-
-
-def _whole_reason(parameter: Parameter, reading: Reading, tensor: int) -> str:
-    if parameter.is_vector:
-        return "vector of the residual stream"
-    if parameter.axes & (reading.lookup_axes - reading.weight_axes):
-        return "table that is only looked up"
-    return f"no axis that divides and is cheap to split over tensor {tensor}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from redco_cli.errors import RecipeError
 from redco_cli.sharding.decide.layout import Layout
-from redco_cli.sharding.plan import AXES, DATA, FSDP, DimShardings
+from redco_cli.sharding.plan import AXES, DATA, FSDP, DimShardings, as_dims
 from redco_cli.sharding.program.reading import Parameter
 
 Override = tuple[str, Sequence[str | Sequence[str] | None]]
@@ -67,8 +67,7 @@ def _dims(
     if len(axes) > len(shape):
         problem = f"{len(axes)} entries for {parameter.path}, which has the {len(shape)} dims {shape}"
         raise RecipeError(place, problem, "give one entry for each dim")
-    padded = [*axes, *(None for _ in range(len(shape) - len(axes)))]
-    dims = tuple((entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in padded)
+    dims = as_dims(axes, len(shape))
     named = [axis for dim in dims for axis in dim]
     for axis in named:
         if axis not in AXES or axis == DATA:

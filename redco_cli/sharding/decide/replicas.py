@@ -16,16 +16,17 @@ the gradient of one product, not the examples.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from redco_cli.sharding.decide.sharded import Sharded, part_spec
-from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
+from redco_cli.sharding.decide.sharded import Sharded, cut, part_spec
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.rewrite import bind
 
@@ -82,7 +83,7 @@ def is_product(equation: Any, operands: Sequence[Any], examples: Examples) -> bo
     (weight,), x = weights, equation.invars[1 - _place(operands)]
     if not set(BATCH_AXES) <= set(weight.mesh.shape) or not examples.lead(x):
         return False
-    is_cut = FSDP in _axes(weight.spec) and FSDP not in _axes(weight.gathered)
+    is_cut = FSDP in itertools.chain(*as_dims(weight.spec)) and FSDP not in itertools.chain(*as_dims(weight.gathered))
     divides = x.aval.shape[0] % _ways(weight.mesh) == 0 and weight.divides
     return (weight.is_apart or is_cut) and _is_floating(weight.value) and divides
 
@@ -108,7 +109,7 @@ def product(equation: Any, operands: Sequence[Any]) -> Any:
         x, used = saved
         dx = jax.linear_transpose(lambda x: run(x, used), x)(dy)[0] if _is_floating(x) else None
         each = jax.vmap(part, in_axes=(0, leading))
-        return dx, weight.cotangent(each(_cut(x, 0, ways), _cut(dy, leading, ways)))
+        return dx, weight.cotangent(each(cut(x, 0, ways), cut(dy, leading, ways)))
 
     def part(x: Any, dy: Any) -> Any:
         anywhere = jnp.zeros(weight.value.shape, weight.value.dtype)  # the gradient is the same wherever it is taken
@@ -145,14 +146,5 @@ def _ways(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def _cut(x: Any, dim: int, ways: int) -> Any:
-    """An array whose examples, a dim of it, are cut in equal parts: [.., ways, examples / ways, ..]."""
-    return x.reshape(*x.shape[:dim], ways, x.shape[dim] // ways, *x.shape[dim + 1 :])
-
-
 def _is_floating(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.floating))
-
-
-def _axes(spec: PartitionSpec) -> set[str]:
-    return {axis for entry in spec if entry is not None for axis in ((entry,) if isinstance(entry, str) else entry)}

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims, as_spec
 from redco_cli.sharding.program.rewrite import bind
 
 _SMALL = 2**20
@@ -73,9 +73,9 @@ class Sharded:
     def divides(self) -> bool:
         """Whether the devices that share it have equal parts of it, where it lives and where it is used."""
         return all(
-            size % math.prod(self.mesh.shape[axis] for axis in _axes(entry)) == 0
+            size % math.prod(self.mesh.shape[axis] for axis in axes) == 0
             for spec in (self.spec, self.gathered)
-            for size, entry in zip(self.value.shape, spec, strict=False)
+            for size, axes in zip(self.value.shape, as_dims(spec), strict=False)
         )
 
     def array(self, use: str = "") -> Any:
@@ -115,8 +115,8 @@ class Sharded:
         replicas, ways = self.mesh.shape.get(DATA, 1), self.mesh.shape.get(FSDP, 1)
         if replicas == 1 or self.value.nbytes < _SMALL:
             return ()
-        for dim, entry in enumerate(self.spec):
-            if _axes(entry) == (FSDP,) and self.value.shape[dim] % (replicas * ways) == 0:
+        for dim, shards in enumerate(as_dims(self.spec)):
+            if shards == (FSDP,) and self.value.shape[dim] % (replicas * ways) == 0:
                 return tuple(
                     PartitionSpec(*self.spec[:dim], axes, *self.spec[dim + 1 :])
                     for axes in ((DATA, FSDP), (FSDP, DATA))
@@ -135,7 +135,7 @@ class Sharded:
             parts: of the gradient where the parameter is whole [D * F, ...] over `data` D and `fsdp` F, data major.
         """
         scattered = _scattered(self.gathered, self.spec, parts.ndim - 1)
-        place = next((dim for dim, axes in enumerate(scattered) if FSDP in _axes(axes)), None)
+        place = next((dim for dim, axes in enumerate(as_dims(scattered)) if FSDP in axes), None)
 
         def add_up(part: Any) -> Any:
             own = jnp.squeeze(part, 0)
@@ -163,7 +163,7 @@ class Sharded:
     def viewed(self, equation: Any) -> Sharded:
         """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
         fewer = not jnp.issubdtype(self.value.dtype, jnp.integer)  # codes of a quantised weight are few as they are
-        if equation.primitive.name in ("convert_element_type", "name") and fewer and not self.views:
+        if equation.primitive.name in ("convert_element_type", "name") and fewer:
             return replace(self, arrays=jax.tree.map(lambda leaf: bind(equation, [leaf])[0], self.arrays))
         return replace(self, views=(*self.views, equation))
 
@@ -178,12 +178,10 @@ class Sharded:
 
 def _scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> PartitionSpec:
     """Where a parameter is used, and over `fsdp` where it lives."""
-    entries = []
-    for dim in range(ndim):
-        used, lives = (_axes(one[dim]) if dim < len(one) else () for one in (gathered, spec))
-        entries.append((*used, *((FSDP,) if FSDP in lives and FSDP not in used else ())))
-    return PartitionSpec(*entries)
+    pairs = zip(as_dims(gathered, ndim), as_dims(spec, ndim), strict=True)
+    return as_spec(tuple((*used, FSDP) if FSDP in lives and FSDP not in used else used for used, lives in pairs))
 
 
-def _axes(entry: Any) -> tuple[str, ...]:
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+def cut(x: Any, dim: int, ways: int) -> Any:
+    """An array whose examples, a dim of it, are cut in equal parts: [.., ways, examples / ways, ..]."""
+    return x.reshape(*x.shape[:dim], ways, x.shape[dim] // ways, *x.shape[dim + 1 :])

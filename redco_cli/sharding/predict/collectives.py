@@ -6,16 +6,18 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from redco_cli.sharding.axes import Axis
+from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Candidate, Costs
-from redco_cli.sharding.decide.layout import Layout
+from redco_cli.sharding.decide.layout import Layout, dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
 from redco_cli.sharding.program.reading import Parameter, Reading
 
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
+ROWS = "rows that are looked up"
 PER_PASS = (PARAMETERS, GRADIENTS)
 """What is moved in every pass, whatever the size of its batch."""
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
+ALL_TO_ALL = "all-to-all"
 
 
 def predict_collectives(
@@ -48,6 +50,7 @@ def predict_collectives(
     beside = _beside_split(reading, layouts)
     for parameter, layout in zip(reading.parameters, layouts, strict=True):
         found = _where_used(parameter, layout, sizes)
+        found += _rows(parameter, layout, reading, sizes, is_frozen=parameter.path in frozen)
         if parameter.path not in frozen:
             is_summed = bool(parameter.axes & beside) and TENSOR not in _axes(layout.gathered)
             found += _gradient(parameter, layout, sizes, is_summed=is_summed)
@@ -56,6 +59,24 @@ def predict_collectives(
     return tuple(
         Collective(kind, axis, what, len(each), sum(each)) for (kind, axis, what), each in moved.items() if sum(each)
     )
+
+
+def _rows(
+    parameter: Parameter, layout: Layout, reading: Reading, sizes: Mapping[str, int], *, is_frozen: bool
+) -> Moved:
+    """Rows that are looked up in a table that `fsdp` splits, and their gradients."""
+    features, indexed = (
+        any(FSDP in layout.stored[dim] for dim in dims) for dims in dims_of_moving_rows(parameter, reading, sizes)
+    )
+    if sizes[FSDP] == 1 or not (features or indexed):
+        return []
+    lookups = reading.rows[parameter.path]
+    of_one = math.prod(axis.size for dim in lookups[0].features for axis in factors(dim)) * parameter.dtype.itemsize
+    size = sum(lookup.rows for lookup in lookups) // (sizes[DATA] * sizes[FSDP]) * of_one
+    there, back = (ALL_TO_ALL, size), (ALL_TO_ALL, size)
+    if indexed:
+        there, back = (REDUCE_SCATTER, size), (ALL_GATHER, size * sizes[FSDP])
+    return [((kind, FSDP, ROWS), size) for kind, size in ((there,) if is_frozen else (there, back))]
 
 
 Moved = list[tuple[tuple[str, str, str], int]]
@@ -76,7 +97,7 @@ def _gradient(parameter: Parameter, layout: Layout, sizes: Mapping[str, int], *,
     if is_summed:
         over = [axis for axis in (DATA, FSDP, TENSOR) if sizes[axis] > 1]
         return [((ALL_REDUCE, "+".join(over), GRADIENTS), parameter.bytes)]
-    if FSDP in stored and sizes[FSDP] > 1:
+    if FSDP in stored - _axes(layout.gathered) and sizes[FSDP] > 1:
         found.append(((REDUCE_SCATTER, FSDP, GRADIENTS), shard))
     batch = [axis for axis in (DATA, FSDP) if sizes[axis] > 1 and axis not in stored]
     if batch:

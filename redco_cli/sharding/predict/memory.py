@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
-from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, DimShardings
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, DimShardings, as_dims
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.liveness import Integers, Timeline, timeline
 from redco_cli.sharding.predict.operations import FlatProgram
@@ -192,6 +192,7 @@ def estimate(
     local = _bytes_each(traced.leaves, lives, mesh)
     trained = local[: traced.trained]
     own = sizes[line.arrays]
+    _cut_tables(line, own, used, trained)
     before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
     at_once = repeated or mesh[FSDP] == 1
     gradients = add_gradients(line, own, trained, added=repeated, summed=summed, at_once=at_once)
@@ -221,6 +222,13 @@ def estimate(
         largest=_largest(flat, line, own, now),
         on_host=_on_host(flat, splits, mesh),
     )
+
+
+def _cut_tables(line: Timeline, own: Bytes, used: Sequence[PartitionSpec], trained: Sequence[int]) -> None:
+    """Gradients of tables whose rows move are never whole on a device."""
+    for places, spec, size in zip(line.outputs[1:], used, trained, strict=False):
+        if places and any(FSDP in axes for axes in as_dims(spec)):
+            own[places[0]] = min(own[places[0]], size)
 
 
 def _on_host(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> int:

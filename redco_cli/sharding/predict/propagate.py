@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from redco_cli.sharding.plan import DimShardings
+from redco_cli.sharding.plan import DimShardings, as_dims
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.kinds import ELEMENTWISE, REDUCTIONS
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
@@ -47,12 +47,6 @@ def propagate(flat: FlatProgram, in_specs: Sequence[Any]) -> list[DimShardings]:
     shapes = flat.arrays.shapes
     splits.run(flat, [as_dims(spec, len(shapes[x])) for spec, x in zip(in_specs, flat.inputs, strict=True)])
     return [whole(shape) if dims is None else dims for dims, shape in zip(splits.known, shapes, strict=True)]
-
-
-def as_dims(spec: Sequence[Any], rank: int) -> DimShardings:
-    """A `PartitionSpec`, spelled out for an array of `rank` dims."""
-    parts = [() if part is None else (part,) if isinstance(part, str) else tuple(part) for part in spec]
-    return tuple(parts + [()] * (rank - len(parts)))
 
 
 def shard_bytes(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> list[int]:

@@ -81,6 +81,20 @@ class Matmul(NamedTuple):
     result: tuple[Dim, ...]
 
 
+class RowLookup(NamedTuple):
+    """Rows of a parameter that are looked up for examples.
+
+    Attributes:
+        path: of the parameter.
+        features: its dims that are taken whole.
+        rows: how many are looked up.
+    """
+
+    path: str
+    features: tuple[Dim, ...]
+    rows: int
+
+
 def itemsize(aval: Any) -> int:
     """Bytes of an element; keys and other opaque elements count as four."""
     return int(getattr(aval.dtype, "itemsize", 4))

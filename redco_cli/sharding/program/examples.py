@@ -61,7 +61,7 @@ def _follow(jaxpr: Any, given: Sequence[bool], found: set[Any]) -> list[bool]:
 
 def _through(equation: Any, operands: list[bool], found: set[Any]) -> list[bool]:
     """Which results of an equation depend on its operands; those of unknown control flow all do."""
-    inside = list(_programs(equation.params))
+    inside = list(programs_of(equation.params))
     if equation.primitive.name == "scan":
         first, carried = equation.params["num_consts"], equation.params["num_carry"]
         while True:
@@ -78,7 +78,7 @@ def _through(equation: Any, operands: list[bool], found: set[Any]) -> list[bool]
     return [True] * count
 
 
-def _programs(params: Any) -> Any:
+def programs_of(params: Any) -> Any:
     """The programs inside of an equation."""
     for value in params.values():
         for one in value if isinstance(value, tuple | list) else (value,):

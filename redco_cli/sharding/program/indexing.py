@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, mark_layer, split, unify
-from redco_cli.sharding.program.events import Value
+from redco_cli.sharding.program.events import RowLookup, Value
 from redco_cli.sharding.program.walk import Walk, combined, rule, viewed
 
 
@@ -97,6 +98,9 @@ def _gather(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     walk.may_need("all-reduce", indexed, result, equation.outvars[0].aval, "rows looked up")
     if not table.from_batch:
         walk.lookups.extend(indexed)
+        if indices.from_batch and all(slices[i] == aval.shape[i] for i in kept):
+            features = tuple(table.dims[i] for i in kept)
+            walk.rows.append(RowLookup(table.path, features, math.prod(equation.invars[1].aval.shape[:-1])))
     return [Value(result.dims, table.requires_grad, table.from_batch or indices.from_batch)]
 
 

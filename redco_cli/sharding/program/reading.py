@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.program import indexing, marks, primitives, shard_map  # noqa: F401  rules register themselves
-from redco_cli.sharding.program.events import Matmul, PossibleCollective, Value
+from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Value
 from redco_cli.sharding.program.walk import Walk
+
+_Event = TypeVar("_Event", Matmul, RowLookup)
 
 FEWER = 4
 """So many times fewer experts than features does a router make at least."""
@@ -82,6 +84,7 @@ class Reading:
         by_hand: those of them that a `shard_map` splits weights by.
         output_axes: axes that are produced and that no weight sums over again, such as the vocabulary of logits.
         lookup_axes: axes that rows of weights are looked up by: vocabularies, positions.
+        rows: for the path of a table, what is looked up in it for examples.
         experts: axes that weights and activations share without a sum over them.
         routes: axes of scores of a few experts, of which the best are picked.
         unknown: what the walk did not understand.
@@ -103,6 +106,7 @@ class Reading:
     by_hand: frozenset[Axis]
     output_axes: frozenset[Axis]
     lookup_axes: frozenset[Axis]
+    rows: Mapping[str, tuple[RowLookup, ...]]
     experts: frozenset[Axis]
     routes: frozenset[Axis]
     unknown: tuple[tuple[str, int], ...]
@@ -174,12 +178,13 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         tuple(walk.collectives),
         frozenset(_axes(dims) for dims in (*walk.arrays, *(parameter.dims for parameter in parameters))),
         frozenset(heads),
-        _by_weight(walk.matmuls),
+        _by_path(walk.matmuls),
         _axes(dim for matmul in walk.matmuls for dim in matmul.weight),
         _axes(dim for matmul in walk.matmuls for dim in matmul.produced) | _axes(walk.by_hand),
         _axes(walk.by_hand),
         _outputs(walk) & owned - compared - heads,
         _axes(walk.lookups) & owned,
+        _by_path(walk.rows),
         _axes(walk.batched) & owned,
         _routes(walk) & owned,
         tuple(sorted(walk.unknown.items())),
@@ -214,10 +219,10 @@ def _routes(walk: Walk) -> frozenset[Axis]:
     return _axes(axes for axes, features in made if FEWER * math.prod(axis.size for axis in axes) <= features)
 
 
-def _by_weight(matmuls: Sequence[Matmul]) -> dict[str, tuple[Matmul, ...]]:
-    found: dict[str, list[Matmul]] = defaultdict(list)
-    for matmul in matmuls:
-        found[matmul.path].append(matmul)
+def _by_path(events: Sequence[_Event]) -> dict[str, tuple[_Event, ...]]:
+    found: dict[str, list[_Event]] = defaultdict(list)
+    for event in events:
+        found[event.path].append(event)
     return {name: tuple(same) for name, same in found.items()}
 
 

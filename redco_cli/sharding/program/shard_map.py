@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, split, unify
+from redco_cli.sharding.plan import as_dims
 from redco_cli.sharding.program import primitives  # noqa: F401  which has a rule for all names, before those here
 from redco_cli.sharding.program.events import Value
 from redco_cli.sharding.program.walk import Walk, constant, rule, viewed
@@ -63,8 +64,7 @@ def _joined(walk: Walk, x: Value, spec: Any, sizes: dict[str, int]) -> Value:
 
 def _split_dims(spec: Any, sizes: dict[str, int]) -> list[tuple[int, list[str]]]:
     """Places of the dims that a spec splits, with the mesh axes of each."""
-    entries = [(entry,) if isinstance(entry, str) else tuple(entry or ()) for entry in spec]
-    named = [(place, [name for name in entry if name in sizes]) for place, entry in enumerate(entries)]
+    named = [(place, [name for name in axes if name in sizes]) for place, axes in enumerate(as_dims(spec))]
     return [(place, names) for place, names in named if names]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from jax.extend import core
 
 from redco_cli.sharding.axes import Dim, fresh_dims, mark_layer, unify
-from redco_cli.sharding.program.events import ActivationProduct, Matmul, PossibleCollective, Value, itemsize
+from redco_cli.sharding.program.events import ActivationProduct, Matmul, PossibleCollective, RowLookup, Value, itemsize
 from redco_cli.sharding.program.reference import reference_jaxpr
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
@@ -39,6 +39,7 @@ class Walk:
         activation_products: products of two activations.
         matmuls: products of an activation with a weight.
         lookups: indexed dims of gathers from weights.
+        rows: what is looked up for examples.
         batched: dims that a weight and an activation have both without summing over them, such as experts.
         ranked: dims along which the largest elements are picked.
         devices: inside a `shard_map`, mesh axis to the dim along it.
@@ -53,6 +54,7 @@ class Walk:
         self.activation_products: list[ActivationProduct] = []
         self.matmuls: list[Matmul] = []
         self.lookups: list[Dim] = []
+        self.rows: list[RowLookup] = []
         self.batched: list[Dim] = []
         self.ranked: list[Dim] = []
         self.devices: dict[str, Dim] = {}

@@ -9,8 +9,9 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from redco_cli.sharding.plan import as_dims
 from redco_cli.sharding.predict.flat import flatten
-from redco_cli.sharding.predict.propagate import as_dims, local_bytes, propagate, shard_bytes
+from redco_cli.sharding.predict.propagate import local_bytes, propagate, shard_bytes
 from tests.sharding.measure import device_mesh
 from tests.sharding.programs.small import doubled
 from tests.sharding.shorthand import f32

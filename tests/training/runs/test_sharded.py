@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli import run as main_path
 from redco_cli.errors import RedcoError
 from redco_cli.run import predict, train
+from redco_cli.sharding.decide import rows
 from redco_cli.training.records.metrics import read_records
 from redco_cli.training.state import TrainState
 from tests.projects import write_answers, write_classifier
@@ -145,6 +146,21 @@ def test_a_decoder_on_every_mesh_equals_one_device(trained, micro: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.usefixtures("llama")
+def test_rows_that_move_instead_of_their_table_change_nothing(trained, monkeypatch, tied: bool) -> None:
+    monkeypatch.setattr(rows, "_SMALL", 0)
+    settings = ("eval.predict=true", f"model.config.tie_word_embeddings={str(tied).lower()}")
+    one = trained("one", *settings)
+    predicted = predict("one", output="one.jsonl").read_text()
+    for number, mesh in enumerate((CUBE, "{data: 2, fsdp: 4}")):
+        many = trained(f"run-{number}", *settings, f"mesh={mesh}", "train.micro_batch_size=8")
+        same(many, one)
+        assert many.state.params["embedding"].sharding.spec[1] == "fsdp"
+        assert predict(f"run-{number}", output=f"{number}.jsonl").read_text() == predicted
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adafactor", "adamw", "lion", "muon", "sgd"])
 @pytest.mark.usefixtures("mlp")
 def test_optimizer_state_lives_with_its_parameters(trained, optimizer: str) -> None:
@@ -263,12 +279,14 @@ def test_predictions_in_shards_are_those_of_one_device() -> None:
         (
             ["mesh={data: 2, fsdp: 4}", "train.micro_batch_size=4"],
             "command line: train.micro_batch_size: a micro-batch of 4 examples cannot be split evenly over 8 devices\n"
-            "  -> take a multiple of 8, such as 8, or fewer devices (mesh.data, mesh.fsdp)",
+            "  -> take a multiple of 8, such as 8, or fewer devices for data and fsdp: those of tensor share "
+            "every example",
         ),
         (
             ["mesh={data: 2, fsdp: 4}", "eval.batch_size=12"],
             "command line: eval.batch_size: eval.batch_size of 12 examples cannot be split evenly over 8 devices\n"
-            "  -> take a multiple of 8, such as 8 or 16, or fewer devices (mesh.data, mesh.fsdp)",
+            "  -> take a multiple of 8, such as 8 or 16, or fewer devices for data and fsdp: those of tensor share "
+            "every example",
         ),
     ],
 )

@@ -1,0 +1,123 @@
+"""Moves the rows that are looked up, not the table, where they are fewer.
+
+A table [V, H] in shards over `fsdp`, and ids [B, S] of B examples over D x F devices of `data` and `fsdp`. Gathered as
+other parameters are, all of its V rows go to every device, and come back as a gradient, for the sake of B·S / (D·F).
+With its features split, [V, H/F], every device knows a part of any row:
+
+    ids         [B/D, S]            of all devices of `fsdp`: a few bytes
+    look up     [B/D, S, H/F]       nothing moves
+    all-to-all  [B/(D·F), S, H]     over `fsdp`: all features of a device's own tokens
+
+and the gradients of the rows go the same way back, to be added up where the table lives: nothing of it is gathered, and
+nothing scattered. Where its features do not divide, the table is split by its rows, [V/F, H]: each device looks up
+those that it has, and a reduce-scatter brings rows to their tokens, an all-gather their gradients back. Tables of
+recommendation models are split so, by columns or by rows (arXiv 2104.05158).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from redco_cli.sharding.decide.sharded import Apart, Sharded, cut, part_spec
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
+from redco_cli.sharding.program.examples import Examples
+from redco_cli.sharding.program.lookups import lookup
+from redco_cli.sharding.program.rewrite import bind
+
+_SMALL = 2**20
+"""Bytes of a table that is gathered as quickly as rows of it are exchanged."""
+
+
+def are_fewer(rows: int, ways: int, table: int, nbytes: int) -> bool:
+    """Whether moving rows is cheaper than moving the table that they are in.
+
+    Args:
+        rows: how many are looked up by all devices; times `fsdp` where it splits the rows.
+        ways: devices that share the examples.
+        table: how many rows it has.
+        nbytes: of all of it.
+    """
+    return nbytes >= _SMALL and rows < table * ways
+
+
+def moves_rows(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:
+    """Whether an equation looks rows of examples up in a table in shards, and moving these is cheaper.
+
+    Args:
+        equation: any.
+        operands: its own, of which some are a `Sharded`.
+        examples: where they are in its program.
+    """
+    found = lookup(equation)
+    if found is None or not isinstance(operands[0], Sharded) or isinstance(operands[1], Sharded):
+        return False
+    table: Sharded = operands[0]
+    shape, ids = table.value.shape, equation.invars[1]
+    lives, used = (as_dims(spec, len(shape)) for spec in (table.spec, table.gathered))
+    over_fsdp = {dim for dim in range(len(shape)) if FSDP in lives[dim] and FSDP not in used[dim]}
+    features = set(found.features.values())
+    by_features, by_rows = over_fsdp <= features, not over_fsdp & features
+    if table.views or not table.divides or not over_fsdp or not (by_features or by_rows):
+        return False
+    ways = math.prod(table.mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+    rows = math.prod(shape[dim] for dim in range(len(shape)) if dim not in features)
+    divides = set(BATCH_AXES) <= set(table.mesh.shape) and ids.aval.shape[0] % ways == 0
+    is_float = jnp.issubdtype(table.value.dtype, jnp.floating)
+    times = table.mesh.shape[FSDP] if by_rows else 1
+    few = are_fewer(times * math.prod(ids.aval.shape[:-1]), ways, rows, table.value.nbytes)
+    return bool(divides and is_float and few and examples.lead(ids))
+
+
+def looked_up(equation: Any, table: Sharded, ids: Any, dtype: Any) -> Any:
+    """The rows of an equation that `moves_rows`; gradients go back to where the table lives.
+
+    Args:
+        equation: the lookup.
+        table: whose features are in shards.
+        ids: of whole examples.
+        dtype: in which rows are moved.
+    """
+    found, mesh = lookup(equation), table.mesh
+    assert found is not None
+    ways = mesh.shape[DATA]
+
+    def constrained(x: Any, spec: PartitionSpec) -> Any:
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+    def where(batch: Any, lives: PartitionSpec) -> PartitionSpec:
+        dims: list[Any] = [None] * equation.outvars[0].aval.ndim
+        dims[found.ids] = batch
+        for place, dim in found.features.items():
+            dims[place] = lives[dim] if dim < len(lives) else None
+        return PartitionSpec(*dims)
+
+    looked, used = where(DATA, table.spec), where(BATCH_AXES, table.gathered)
+
+    def run(arrays: Any, ids: Any) -> Any:
+        rows = bind(equation, [table.having(arrays).value, constrained(ids, PartitionSpec(DATA))])[0]
+        return constrained(constrained(rows.astype(dtype), looked), used).astype(rows.dtype)
+
+    def forward(arrays: Any, ids: Any) -> tuple[Any, Any]:
+        return run(arrays, ids), ids
+
+    def backward(ids: Any, gradient: Any) -> tuple[Any, None]:
+        gradient = constrained(constrained(gradient.astype(dtype), used), looked)
+        ids = constrained(ids, PartitionSpec(DATA))
+        parts = jax.vmap(part, (0, found.ids), -1)(cut(ids, 0, ways), cut(gradient, found.ids, ways))
+        parts = constrained(parts, part_spec(table.spec, parts.ndim - 1)).astype(table.value.dtype)
+        return (Apart(None, parts) if table.is_apart else constrained(parts.sum(-1), table.spec)), None
+
+    def part(ids: Any, gradient: Any) -> Any:
+        """Added up in float32, as a row may have many gradients."""
+        anywhere = jnp.zeros(table.value.shape, jnp.float32)
+        return jax.vjp(lambda table: bind(equation, [table, ids])[0], anywhere)[1](gradient.astype(jnp.float32))[0]
+
+    apply = jax.custom_vjp(run)
+    apply.defvjp(forward, backward)
+    return apply(table.arrays, ids)

@@ -1,0 +1,61 @@
+"""Rows that a program looks up in a table: which dims are taken whole, and in what precision they are used."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend import core
+
+from redco_cli.sharding.program.examples import programs_of
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """How an equation looks rows up in a table.
+
+    Attributes:
+        features: dims of the result to the dims of the table that they are: those that are taken whole.
+        ids: the first dim of the result that comes from the ids.
+    """
+
+    features: Mapping[int, int]
+    ids: int
+
+
+def lookup(equation: Any) -> Lookup | None:
+    """How an equation looks rows up by ids [B, ..]; None where it does something else."""
+    if equation.primitive.name != "gather":
+        return None
+    numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
+    shape, result = equation.invars[0].aval.shape, equation.outvars[0].aval
+    whole = [dim for dim in range(len(shape)) if dim not in numbers.collapsed_slice_dims]
+    is_by_id = not numbers.operand_batching_dims and equation.invars[1].aval.ndim > 1
+    if not is_by_id or any(sizes[dim] != shape[dim] for dim in whole) or len(whole) == len(shape):
+        return None
+    features = dict(zip(numbers.offset_dims, whole, strict=True))
+    return Lookup(features, min(set(range(result.ndim)) - set(features)))
+
+
+def casts(closed: Any) -> dict[Any, Any]:
+    """In what other precision alone rows are used that a program looks up: by their variable.
+
+    Args:
+        closed: what `jax.make_jaxpr` returned.
+    """
+    found, pending = {}, [closed.jaxpr]
+    while pending:
+        jaxpr = pending.pop()
+        users = defaultdict(list)
+        for equation in jaxpr.eqns:
+            pending += programs_of(equation.params)
+            for atom in equation.invars:
+                if not isinstance(atom, core.Literal):
+                    users[atom].append(equation)
+        for rows in (equation.outvars[0] for equation in jaxpr.eqns if equation.primitive.name == "gather"):
+            used = [user.primitive.name for user in users[rows]]
+            if used == ["convert_element_type"] and not any(rows is result for result in jaxpr.outvars):
+                found[rows] = users[rows][0].params["new_dtype"]
+    return found
