@@ -5,6 +5,7 @@ Shapes: B batch, Q queries, K keys, H query heads, G key and value heads, D dims
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -89,7 +90,7 @@ class Attention(nn.Module):  # type: ignore[misc]
 
     def _can_fuse(self, length: int, context: AttentionContext) -> bool:
         """Whether the kernel computes what is to be; cuDNN's has no gradient for odd lengths and a mask."""
-        told = context.mask is None and context.bias is None and len({*self.config.windows}) < 2
+        told = context.mask is None and context.bias is None
         can = told or self.kernel != "cudnn" or length % 2 == 0
         return can and is_fused(self.config, self.kernel, train=self.train)
 
@@ -102,31 +103,47 @@ class Attention(nn.Module):  # type: ignore[misc]
         c = self.config
         scale = c.attention_scale * (layer.scale if c.layer_scales else 1.0)
         q = (q.astype(jnp.float32) * scale).astype(q.dtype)
-        windows = sorted(set(c.windows), key=lambda window: window or 0)
+        windows = _kinds(c)
         kinds = [partial(splash.attend, window=window, softcap=c.attention_softcap) for window in windows]
-        given = (q, k, v, context.segments, layer.sinks)
-        sizes = jnp.asarray([NO_WINDOW if window is None else window for window in windows], jnp.int32)
-        mixed: Array = jax.lax.switch(jnp.argmax(sizes == layer.window), kinds, *given)
-        return mixed
+        return _by_window(kinds, windows, layer, (q, k, v, context.segments, layer.sinks))
 
     def _attend_fused(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
-        """What `_attend_in_blocks` returns, by JAX's function, told of the order and the window where it can be."""
+        """What `_attend_in_blocks` returns, by JAX's function, told of the order and the window where it can be.
+
+        Windows that differ are a `switch`, but where there is a mask, which has them in it then.
+        """
         c = self.config
-        assert self.kernel in ("xla", "cudnn")
         q = q * layer.scale.astype(q.dtype) if c.layer_scales else q
-        window, *others = {c.windows[0], *c.windows}
-        told = not others
-        mask = context.mask if told else _visible(layer, context, windowed=any(c.windows))
-        mask, bias = _for_each_query(mask, q.shape[1]), _for_each_query(context.bias, q.shape[1])
+        windows = _kinds(c)
+        bias = _for_each_query(context.bias, q.shape[1])
+        if context.mask is None or len(windows) == 1:
+            mask = _for_each_query(context.mask, q.shape[1])
+            kinds = [partial(self._fused, is_causal=True, window=window) for window in windows]
+            return _by_window(kinds, windows, layer, (q, k, v, mask, bias))
+        mask = _for_each_query(_visible(layer, context, windowed=True), q.shape[1])
+        return self._fused(q, k, v, mask, bias, is_causal=False, window=None)
+
+    def _fused(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        mask: Array | None,
+        bias: Array | None,
+        *,
+        is_causal: bool,
+        window: int | None,
+    ) -> Array:
+        assert self.kernel in ("xla", "cudnn")
         mixed: Array = jax.nn.dot_product_attention(
             q,
             k,
             v,
             bias,
             mask,
-            scale=c.attention_scale,
-            is_causal=told,
-            local_window_size=(window - 1, 0) if told and window else None,
+            scale=self.config.attention_scale,
+            is_causal=is_causal,
+            local_window_size=(window - 1, 0) if window else None,
             implementation=self.kernel,
         )
         return mixed
@@ -204,6 +221,22 @@ def is_fused(config: DecoderConfig, kernel: Kernel, *, train: bool) -> bool:
     """Whether JAX's function computes the attention of a config, by one of its kernels."""
     drops = train and config.attention_dropout
     return kernel in ("xla", "cudnn") and config.attention_softcap is None and not config.attention_sinks and not drops
+
+
+def _kinds(config: DecoderConfig) -> list[int | None]:
+    """The windows of a decoder, each once."""
+    return sorted({*config.windows}, key=lambda window: window or 0)
+
+
+def _by_window(
+    kinds: Sequence[Callable[..., Array]], windows: Sequence[int | None], layer: LayerTraits, given: tuple[Any, ...]
+) -> Array:
+    """What the one of some kinds of attention returns whose window is that of the layer."""
+    if len(kinds) == 1:
+        return kinds[0](*given)
+    sizes = jnp.asarray([NO_WINDOW if window is None else window for window in windows], jnp.int32)
+    mixed: Array = jax.lax.switch(jnp.argmax(sizes == layer.window), kinds, *given)
+    return mixed
 
 
 def _shares(scores: Array, sinks: Array | None) -> Array:

@@ -163,12 +163,25 @@ def test_the_kernel_of_jax_sees_scales_biases_and_windows(family):
     np.testing.assert_allclose(other[given.real], plain[given.real], atol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_the_kernel_of_jax_is_told_of_order_and_window(window):
-    """Where nothing else hides keys, it gets no mask, and the same comes out."""
-    module, params = decoder("mistral", sliding_window=window)
+WINDOWS = [("mistral", None), ("mistral", 3), ("gemma3_text", 3)]
+
+
+@pytest.mark.parametrize(("family", "window"), WINDOWS)
+def test_the_kernel_of_jax_is_told_of_order_and_window(family, window, monkeypatch):
+    """Where nothing else hides keys, it gets no mask, and the same comes out: also where windows differ by layer."""
+    module, params = decoder(family, sliding_window=window)
+    windows, attend = set(), jax.nn.dot_product_attention
+
+    def recorded(q, k, v, bias, mask, **named):
+        windows.add((bias, mask, named["is_causal"], named["local_window_size"]))
+        return attend(q, k, v, bias, mask, **named)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", recorded)
     plain, other = (apply(module.clone(kernel=kernel), params, batch().input_ids) for kernel in ("plain", "xla"))
     np.testing.assert_allclose(other, plain, atol=1e-5)
+    sizes = {size and (size - 1, 0) for size in module.config.windows}
+    assert windows == {(None, None, True, size) for size in sizes}
+    assert len(sizes) == 1 + (family == "gemma3_text")
 
 
 @pytest.mark.parametrize("family", first(["opt"], "llama", "gpt2", "mixtral"))
