@@ -117,13 +117,13 @@ RECOMPUTED = {
 EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED
 
 
-def _asked(program: Program) -> dict[str, Any]:
+def asked(program: Program) -> dict[str, Any]:
     return {"model": program.model, "batch_size": program.batch_size, "seq_length": program.seq_length}
 
 
-def _planned(program: Program) -> Option:
+def planned(program: Program) -> Option:
     """The program with the memory that is predicted, where JAX traces for its target."""
-    target, workload = parse_target(program.target, "--target"), find_workload(**_asked(program))
+    target, workload = parse_target(program.target, "--target"), find_workload(**asked(program))
     if program.remat != "none":
         assert workload.recomputing is not None
         workload = workload.recomputing(program.remat)
@@ -134,7 +134,7 @@ def _planned(program: Program) -> Option:
 def fingerprint(program: Program) -> str:
     """Of everything that decides what is compiled, but for the compiler."""
     with targeting(parse_target(program.target, "--target")):
-        option = _planned(program)
+        option = planned(program)
         return digest_of(option.workload, option.plan, program.batch_size)
 
 
@@ -156,8 +156,8 @@ def compiled(program: Program) -> dict[str, object]:
     """What its compiler says, and the prediction beside it."""
     target = parse_target(program.target, "--target")
     with targeting(target):
-        option = _planned(program)
-    found = asdict(compile_for(target, option, {**_asked(program), "dtype": None})[0])
+        option = planned(program)
+    found = asdict(compile_for(target, option, {**asked(program), "dtype": None})[0])
     moved: dict[str, int] = {}
     for one in found["collectives"]:
         name = f"{one['kind']} over {one['axis']}"

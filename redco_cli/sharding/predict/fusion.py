@@ -13,9 +13,11 @@ from redco_cli.sharding.predict.kernels import kernel_regions
 from redco_cli.sharding.predict.kinds import CHEAP, EXPENSIVE, MOVES, REDUCTIONS, RESHAPED, VIEWS
 from redco_cli.sharding.predict.operations import LITERAL, NARROW, FlatProgram, Op
 
-STACK = "stack"
+STACK = "into_stack"
 """An operation without a result: an iteration of a loop writes its slice of a stacked result."""
 _FUSED = CHEAP | EXPENSIVE | MOVES
+_MADE_AGAIN = frozenset({"random_bits"})
+"""Fused too, but on a CPU: chips draw what drops elements once more in the backward pass."""
 
 
 class Fusion:
@@ -43,6 +45,7 @@ class Fusion:
                 are read more than once, as in XLA's CPU backend.
         """
         self._kernels, self._arrays = kernels, flat.arrays
+        self._fused = _FUSED if kernels else _FUSED | _MADE_AGAIN
         self._base: dict[int, int] = {}
         self.ops: list[Op] = []
         for op in ops:
@@ -68,7 +71,7 @@ class Fusion:
 
     def _is_written(self, index: int) -> bool:
         op = self.ops[index]
-        if op.name not in _FUSED and index not in self.region:
+        if op.name not in self._fused and index not in self.region:
             return True
         array = op.results[0]
         users = self.users.get(array, [])
@@ -83,7 +86,7 @@ class Fusion:
             return region == self.region.get(index)
         if self.ops[index].name in EXPENSIVE and name in ("broadcast_in_dim", "gather"):
             return False
-        return name in _FUSED or name == STACK or (name in REDUCTIONS and not self._kernels)
+        return name in self._fused or name == STACK or (name in REDUCTIONS and not self._kernels)
 
     def _reads(self) -> list[tuple[int, ...]]:
         reads: list[tuple[int, ...]] = []

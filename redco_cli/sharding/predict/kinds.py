@@ -29,7 +29,7 @@ EXPENSIVE = _names(
 )
 """Elementwise, and computed once."""
 ELEMENTWISE = CHEAP | EXPENSIVE
-MOVES = _names("broadcast_in_dim iota pad slice concatenate transpose rev dynamic_slice gather empty")
+MOVES = _names("broadcast_in_dim iota pad slice concatenate stack transpose rev dynamic_slice gather empty")
 """Move or make elements: computed again like cheap ones."""
 REDUCTIONS = _names("reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin reduce")
 PRODUCTS = _names("dot_general conv_general_dilated ragged_dot ragged_dot_general")

@@ -57,6 +57,8 @@ class Timeline:
         deaths: the last time at which each is read.
         is_weight: whether each is a parameter in another place or precision, rather than computed.
         made_by: the primitive that wrote each.
+        casts: by index of what a loop stacks of slices of an input, in another precision, that input, and whether
+            what reads the stack gathers them once more.
         outputs: for each output of the program the indices in `arrays` of what it is: itself, and what it is the sum
             of; none where it is an input or a literal.
         stacked: the same for what an iteration of a loop adds to each stacked result; of a loop's body only.
@@ -71,6 +73,7 @@ class Timeline:
     deaths: Integers
     is_weight: NDArray[np.bool_]
     made_by: tuple[str, ...]
+    casts: Mapping[int, tuple[int, bool]]
     outputs: tuple[tuple[int, ...], ...]
     stacked: tuple[tuple[int, ...], ...]
     reads: Mapping[int, Reads]
@@ -135,6 +138,7 @@ class _Scheduler:
             deaths=np.array([deaths[array] for array in births], np.int64),
             is_weight=np.array([self._is_weight(array) for array in births], np.bool_),
             made_by=tuple(ops[self._fusion.maker[array]].name for array in births),
+            casts={place: found for x, place in places.items() if (found := self._stacked_casts(x)) is not None},
             outputs=tuple(self._parts(x, places) for x in outputs),
             stacked=tuple(self._parts(x, places) for x in stacked),
             reads=self._input_reads(),
@@ -192,10 +196,27 @@ class _Scheduler:
     def _is_weight(self, array: int) -> bool:
         while array not in self._weights:
             index = self._fusion.maker.get(array)
-            if index is None or self._fusion.ops[index].name not in RESHAPED or not self._fusion.operands[index]:
+            if index is None or not self._fusion.operands[index]:
                 return False
-            array = self._fusion.operands[index][0]
+            op = self._fusion.ops[index]
+            if op.name == "scan":
+                array = _slice_of(op, op.results.index(array))
+            elif op.name in RESHAPED:
+                array = self._fusion.operands[index][0]
+            else:
+                return False
         return True
+
+    def _stacked_casts(self, array: int) -> tuple[int, bool] | None:
+        """Of what input, and whether what reads them is rematerialized; None where it is no stack of casts."""
+        fusion = self._fusion
+        op = fusion.ops[fusion.maker[array]]
+        source = fusion.base(_slice_of(op, op.results.index(array))) if op.name == "scan" else LITERAL
+        if source not in self._weights:
+            return None
+        readers = [fusion.ops[index] for index in fusion.users.get(array, ()) if fusion.ops[index].name == "scan"]
+        inner = [y for one in readers for x, y in zip(one.operands, one.bodies[0].inputs, strict=True) if x == array]
+        return source, not self._flat.arrays.rematerialized.isdisjoint(inner)
 
     def _parts(self, output: int, places: Mapping[int, int]) -> tuple[int, ...]:
         array = self._fusion.base(output)
@@ -211,19 +232,37 @@ class _Scheduler:
         rematerialized = self._flat.arrays.rematerialized
         reread = self._inputs & rematerialized
         for time, index in enumerate(self._order):
-            op = self._fusion.ops[index]
-            for array in self._inputs.intersection(self._fusion.reads[index]):
+            op, cast = self._fusion.ops[index], set[int]()
+            if op.name == "scan":
+                inside = list(zip(op.operands, op.bodies[0].inputs, strict=True))
+                reread = reread | {outer for outer, inner in inside if inner in rematerialized}
+                slices = inside[op.params["num_consts"] + op.params["num_carry"] :]
+                sliced.update(outer for outer, _ in slices)
+                cast = {outer for outer, inner in slices if self._is_cast(inner, op.bodies[0])}
+            for array in self._inputs.intersection(self._fusion.reads[index]) - cast:
                 codes = "int" in self._flat.arrays.dtypes[array]
                 if codes or op.name != "convert_element_type":  # what else is cast is gathered after it
                     times.setdefault(array, []).append(time)
-            if op.name == "scan":
-                inside = zip(op.operands, op.bodies[0].inputs, strict=True)
-                reread = reread | {outer for outer, inner in inside if inner in rematerialized}
-                sliced.update(op.operands[op.params["num_consts"] + op.params["num_carry"] :])
         return {array: Reads(tuple(found), array in sliced, array in reread) for array, found in times.items()}
+
+    def _is_cast(self, array: int, body: FlatProgram) -> bool:
+        """Whether a slice is only cast, so that what is kept of it are the results of that."""
+        users = [op.name for op in body.ops if array in op.operands]
+        return "int" not in self._flat.arrays.dtypes[array] and set(users) == {"convert_element_type"}
 
     def _around_loss(self, outputs: Sequence[int]) -> tuple[int, int]:
         before = self._fusion.before(self._fusion.base(outputs[0])) if outputs else set()
         products = [(time, i) for time, i in enumerate(self._order) if self._fusion.ops[i].name in PRODUCTS]
         last = max((time for time, index in products if index in before), default=-1)
         return last, min((time for time, _ in products if time > last), default=len(self._order))
+
+
+def _slice_of(op: Op, place: int) -> int:
+    """What a loop takes the slices from that it stacks as a result in another form; `LITERAL` where it computes it."""
+    body, first = op.bodies[0], op.params["num_consts"] + op.params["num_carry"]
+    makers = {result: inner for inner in body.ops for result in inner.results}
+    array = body.outputs[place]
+    while array in makers and makers[array].name in RESHAPED and makers[array].operands:
+        array = makers[array].operands[0]
+    slices = dict(zip(body.inputs[first:], op.operands[first:], strict=True))
+    return slices.get(array, LITERAL) if place >= op.params["num_carry"] else LITERAL

@@ -192,7 +192,7 @@ def estimate(
     local = _bytes_each(traced.leaves, lives, mesh)
     trained = local[: traced.trained]
     own = sizes[line.arrays]
-    _cut_tables(line, own, used, trained)
+    _keep_in_shards(flat, line, own, used, local, config)
     before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
     at_once = repeated or mesh[FSDP] == 1
     gradients = add_gradients(line, own, trained, added=repeated, summed=summed, at_once=at_once)
@@ -224,11 +224,27 @@ def estimate(
     )
 
 
-def _cut_tables(line: Timeline, own: Bytes, used: Sequence[PartitionSpec], trained: Sequence[int]) -> None:
-    """Gradients of tables whose rows move are never whole on a device."""
-    for places, spec, size in zip(line.outputs[1:], used, trained, strict=False):
+def _keep_in_shards(
+    flat: FlatProgram,
+    line: Timeline,
+    own: Bytes,
+    used: Sequence[PartitionSpec],
+    local: Sequence[int],
+    config: StepConfig,
+) -> None:
+    """Corrects the bytes of what is never whole on a device, or only while it is used.
+
+    The first are gradients of tables whose rows move, the second casts of parameters that are gathered once more where
+    they are read.
+    """
+    for places, spec, size in zip(line.outputs[1:], used, local, strict=False):
         if places and any(FSDP in axes for axes in as_dims(spec)):
             own[places[0]] = min(own[places[0]], size)
+    shards, sizes = dict(zip(flat.inputs, local, strict=False)), flat.arrays.itemsizes
+    for place, (parameter, rematerialized) in line.casts.items():
+        if rematerialized or config.reshard_after_forward:
+            cast = shards[parameter] // sizes[parameter] * sizes[int(line.arrays[place])]
+            own[place] = min(own[place], cast)
 
 
 def _on_host(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> int:

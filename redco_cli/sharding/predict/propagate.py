@@ -236,6 +236,27 @@ def _keep(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [dims] * len(op.results)
 
 
+@rule("stack")
+def _stack(splits: Splits, op: Op) -> list[DimShardings | None]:
+    """Arrays after one another along a dim of its own."""
+    dims, axis = join(splits.of(x) for x in op.operands), op.params["axis"]
+    if dims is None:
+        return [None]
+    for operand in op.operands:
+        splits.settle(operand, dims)
+    return [(*dims[:axis], (), *dims[axis:])]
+
+
+@rule("dot_product_attention_fwd_wrapper", "dot_product_attention_fwd")
+def _attention(splits: Splits, op: Op) -> list[DimShardings | None]:
+    """Queries [B, Q, H, D] to what is attended, alike, and for the backward pass a number for each [B, H, Q]."""
+    dims = splits.of(op.operands[0])
+    if dims is None:
+        return [None] * len(op.results)
+    batch, queries, heads, _ = dims
+    return [dims if len(splits.shapes[array]) == len(dims) else (batch, heads, queries) for array in op.results]
+
+
 @rule("scan")
 def _scan(splits: Splits, op: Op) -> list[DimShardings | None]:
     constants, carried = op.params["num_consts"], op.params["num_carry"]
@@ -265,4 +286,9 @@ def _while(splits: Splits, op: Op) -> list[DimShardings | None]:
 def _cond(splits: Splits, op: Op) -> list[DimShardings | None]:
     given = [splits.of(operand) for operand in op.operands[1:]]
     branches = [splits.run(body, given) for body in op.bodies]
-    return [join(results) for results in zip(*branches, strict=True)]
+    joined = [join(results) for results in zip(*branches, strict=True)]
+    for body in op.bodies:
+        for array, dims in zip(body.outputs, joined, strict=True):
+            if array != LITERAL and dims is not None:
+                splits.settle(array, dims)
+    return joined

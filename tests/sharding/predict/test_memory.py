@@ -137,7 +137,8 @@ def test_casts_of_all_weights_live_during_an_unscanned_step():
 
         return jax.lax.scan(body, x.astype(jnp.bfloat16), ws)[0].astype(jnp.float32).sum()
 
-    assert estimated(scanned, f32(8, 64, 64), TOKENS, ACCELERATOR).gathered <= MATRIX // 2
+    kept, read_again = 8 * MATRIX // 2, MATRIX // 2  # the backward pass takes the casts of all layers
+    assert estimated(scanned, f32(8, 64, 64), TOKENS, ACCELERATOR).gathered == kept + read_again
 
 
 def test_parameters_are_gathered_for_use():

@@ -75,6 +75,7 @@ CASES = {
     "convolution": (patches, [f32(B, 8, 8, 4), f32(4, 4, 4, D)], [X, P(None, None, None, "tensor")]),
     "slice and pad": (lambda x: jnp.pad(x[:, 1:], ((0, 0), (0, 1), (0, 0))), [f32(B, L, D)], [X]),
     "concatenate": (lambda x, y: jnp.concatenate([x, y], 1), [f32(B, L, D), f32(B, L, D)], [X, X]),
+    "stack": (lambda x, y: jnp.stack([x, y], 1), [f32(B, L, D), f32(B, L, D)], [X, X]),
     "scan": (layers, [f32(B, D), f32(3, D, D)], [X, P()]),
     "scan over columns and rows": (
         lambda x, ups, downs: lax.scan(lambda x, w: (x + jax.nn.relu(x @ w[0]) @ w[1], None), x, (ups, downs)),
@@ -105,6 +106,16 @@ def test_splits_are_those_of_xla(name):
     closed = jax.make_jaxpr(function)(*shapes)
     sizes, flat = local_bytes(closed, specs, SIZES), flatten(closed)
     assert [sizes[output] for output in flat.outputs] == expected
+
+
+def test_zeros_of_a_branch_are_split_as_what_another_returns():
+    function = jax.grad(lambda x: lax.cond(x.sum() > 0, lambda x: (x**2).sum(), lambda x: 0.0, x))
+    flat = flatten(jax.make_jaxpr(function)(f32(B, D)))
+    splits, choices = propagate(flat, [X]), [op for op in flat.ops if op.name == "cond"]
+    inside = [array for op in choices for body in op.bodies for array in body.outputs]
+    matrices = [array for array in inside if array >= 0 and flat.arrays.shapes[array] == (B, D)]
+    assert len(matrices) > 1
+    assert {splits[array] for array in matrices} == {(BATCH, ())}
 
 
 def test_the_largest_of_uneven_shards_counts():
