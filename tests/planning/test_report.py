@@ -283,13 +283,13 @@ def check(value, schema, definitions):
     schema = {key: part for key, part in schema.items() if key not in ("title", "description", "$defs")}
     if "$ref" in schema:
         return check(value, definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    kind = {"object": dict, "array": list, "integer": int, "number": float, "string": str, "null": type(None)}
+    kind["boolean"] = bool
     if "anyOf" in schema:
-        kinds = [part for part in schema["anyOf"] if (part.get("type") == "null") is (value is None)]
+        kinds = [part for part in schema["anyOf"] if kind.get(part.get("type"), dict) is type(value)]
         return check(value, kinds[0], definitions)
     if "enum" in schema:
         assert value in schema["enum"]
-    kind = {"object": dict, "array": list, "integer": int, "number": float, "string": str, "null": type(None)}
-    kind["boolean"] = bool
     assert type(value) is kind[schema.pop("type")]
     if isinstance(value, list):
         for item in value:

@@ -38,8 +38,8 @@ COLUMN, ROW, OVER, VECTOR = ("- t", "f t"), ("t -", "t f"), ("t", "t"), ("-", "-
 MLP = {"wa": COLUMN, "wb": OVER, "wc": ROW, "wd": VECTOR, "zu": VECTOR}
 GATED = {"ka": COLUMN, "kb": COLUMN, "kc": ROW, "zu": VECTOR}
 HEADS = {"ra": COLUMN, "rb": COLUMN, "rc": COLUMN, "rd": ROW, "zu": VECTOR}
-EXPERTS = {"ga": ("- -", "f -"), "gb": ("t - -", "t - f"), "gc": ("t - -", "t f -"), "zu": VECTOR}
-LANGUAGE = {"ea": ROW, "eb": ("- -", "- f"), "ec": VECTOR, "ed": COLUMN, "zo": VECTOR}
+EXPERTS = {"ga": ("- -", "f -"), "gb": ("t - -", "t f -"), "gc": ("t - -", "t f -"), "zu": VECTOR}
+LANGUAGE = {"ea": ROW, "eb": ("- -", "f -"), "ec": VECTOR, "ed": COLUMN, "zo": VECTOR}
 
 
 def stacked(table):
@@ -65,7 +65,7 @@ SPECS = {
     "gated-2f": {"ka": ("- - t", "f - t"), "kc": ROW, "zu": VECTOR},
     "attention-flat": HEADS | {"rao": OVER, "rbo": OVER, "rco": OVER},
     "attention-general": dict.fromkeys(("ra", "rb", "rc"), ("- t -", "f t -"))
-    | {"rd": ("t - -", "t - f"), "zu": VECTOR},
+    | {"rd": ("t - -", "t f -"), "zu": VECTOR},
     "attention-h3p": {"ra": COLUMN, "rb": OVER, "rd": ROW, "zu": VECTOR},
     "attention-3hp": {"ra": ("- - t -", "f - t -"), "rb": ("- t -", "- t f"), "rd": ROW, "zu": VECTOR},
     "attention-3hp-flat": {"ra": COLUMN, "rb": OVER, "rd": ROW, "zu": VECTOR},
@@ -83,7 +83,7 @@ SPECS = {
         "zu": VECTOR,
         "wc": ROW,
         "tc": ROW,
-        "td": ("- -", "- f"),
+        "td": ("- -", "f -"),
     },
     "ssm": {"sa": COLUMN, "sb": ("- - t", "- - t"), "sc": OVER, "sd": OVER, "se": ROW, "zu": VECTOR},
     "decoder": LANGUAGE | HEADS | GATED,
@@ -113,11 +113,11 @@ def test_without_a_tensor_axis_only_fsdp_splits_and_without_both_nothing():
     one = program("mlp-residual")
     reading = read(one.loss_fn, one.params, one.batch)
     plan = make_plan(reading, {"fsdp": 8})
-    assert {abbreviated(row.spec, len(row.shape)) for row in plan.rows if "wa" in row.path} == {"- f"}
+    assert {abbreviated(row.spec, len(row.shape)) for row in plan.rows if "wa" in row.path} == {"f -"}
     assert set(gathered(plan).values()) == {"- -", "-"}
     assert {len(row.shape): row.reason for row in plan.rows} == {
         1: "vector: whole, too small to be worth gathering",
-        2: "largest dim over fsdp 8, gathered where it is used",
+        2: "first dim over fsdp 8, gathered where it is used",
     }
     plan = make_plan(reading, {"data": 8})
     assert set(stored(plan).values()) == {"- -", "-"}
@@ -484,7 +484,7 @@ def test_stacked_layers_are_never_split():
     reading = read(loss_fn, params, {"x": jax.ShapeDtypeStruct((8, 16), "int32")})
     assert axis_kinds(reading) == {"e": "96r 16", "l/a": "8' 16 64", "l/b": "8' 64 16"}
     assert stored(make_plan(reading, {"fsdp": 2, "tensor": 4})) == {"e": "t f", "l/a": "- f t", "l/b": "- t f"}
-    assert stored(make_plan(reading, {"fsdp": 8})) == {"e": "f -", "l/a": "- - f", "l/b": "- f -"}
+    assert stored(make_plan(reading, {"fsdp": 8})) == {"e": "f -", "l/a": "- f -", "l/b": "- f -"}
 
 
 def loop_by_index(params, x):

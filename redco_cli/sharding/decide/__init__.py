@@ -22,7 +22,7 @@ divide only `down`, whose other dim is taken by then:
     >>> [[axis.size for axis in one.chain] for one in chosen]
     [[256]]
 
-`lay_out` splits the parameters that have a chosen axis there, and the largest dim that is left over `fsdp`:
+`lay_out` splits the parameters that have a chosen axis there, and the first dim that is left over `fsdp`:
 
     >>> for parameter, layout in zip(reading.parameters, lay_out(reading, chosen, mesh, {})):
     ...     print(parameter.path, layout.stored, layout.gathered, layout.reason)

@@ -217,8 +217,9 @@ def _stored(parameter: Parameter, layout: Layout, place: int, reading: Reading) 
 
 
 def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Mapping[str, int]) -> Layout:
-    """The features of a table whose rows move; else the largest dim that divides, a free one if there is one.
+    """The features of a table whose rows move; else the first dim that divides, a free one if there is one.
 
+    Shards of the first dim lie one after the other in memory: what is gathered of them needs no copy in another order.
     Vectors stay whole.
     """
     bound, moving = parameter.indivisible(), dims_of_moving_rows(parameter, reading, sizes)
@@ -232,7 +233,7 @@ def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Ma
             if parameter.shape[place] % ways == 0 and not bound[place] and (not layout.stored[place]) == free
         ]
         if places:
-            place = max(places, key=lambda place: parameter.shape[place])
+            place = places[0]
             stored = replace(layout, stored=_with(layout.stored, place, FSDP))
             is_only_looked_up = any(place in dims for dims in moving) and parameter.path not in reading.matmuls
             return _looked_up(stored, layout, place, sizes) if is_only_looked_up else stored

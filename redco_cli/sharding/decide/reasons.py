@@ -44,7 +44,7 @@ def reason_without_tensor(parameter: Parameter, sizes: Mapping[str, int]) -> str
         return "whole: data splits the batch, not parameters" if sizes[DATA] > 1 else "whole: there is one device"
     if parameter.is_vector:
         return "vector: whole, too small to be worth gathering"
-    return f"largest dim over fsdp {sizes[FSDP]}, gathered where it is used"
+    return f"first dim over fsdp {sizes[FSDP]}, gathered where it is used"
 
 
 def whole_reason(parameter: Parameter, reading: Reading, tensor: int) -> str:

@@ -308,7 +308,7 @@ def test_a_cast_parameter_is_gathered_in_fewer_bits():
     params, batch = {"w": draw(64, 256)}, {"x": draw(8, 64)}
     plan = derive(loss_fn, params, batch, {"fsdp": 8})
     gathers = gathering(loss_fn, plan.specs, plan.gathered, device_mesh(plan.mesh))
-    assert plan.specs["w"] == P(None, "fsdp")
+    assert plan.specs["w"] == P("fsdp")
     text = str(jax.make_jaxpr(gathers)(params, batch))
     assert re.findall(r"(\w+\[\d+,\d+\]) = sharding_constraint", text) == ["bf16[64,256]"]
 
