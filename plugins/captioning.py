@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Example, Loss, Params
@@ -51,6 +52,9 @@ class Options:
         train_examples: how many pairs of digits to make for training.
         eval_examples: how many to make for evaluation.
         shift: each digit stands up to so many pixels above or below the middle, 0 to 4.
+        word_dropout: the share of tokens that the decoder cannot read in training, where the start token stands
+            instead: what comes next is told from the image then, rather than from which words went together (Bowman
+            et al., arXiv 1511.06349).
     """
 
     image: str = "image"
@@ -58,11 +62,14 @@ class Options:
     train_examples: int = 100_000
     eval_examples: int = 500
     shift: int = 1
+    word_dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuses digits beyond the image."""
+        """Refuses digits beyond the image, and shares that are none."""
         if not 0 <= self.shift <= MARGIN:
             raise ValueError(f"shift {self.shift}: from 0 to {MARGIN}")
+        if not 0 <= self.word_dropout < 1:
+            raise ValueError(f"word_dropout {self.word_dropout}: from 0 to below 1")
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,9 @@ def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> Loss:
     """Cross-entropy of each token of the captions; the decoder reads them moved one to the right."""
     read = ctx.model.decoder_inputs(batch["labels"])
+    if train and ctx.options.word_dropout:
+        hidden = jax.random.bernoulli(jax.random.fold_in(rng, 1), ctx.options.word_dropout, read.shape)
+        read = jnp.where(hidden, read[:, :1], read)
     logits = ctx.model(params, batch["pixel_values"], decoder_input_ids=read, rng=rng, train=train)
     return token_loss(logits, batch["labels"])
 

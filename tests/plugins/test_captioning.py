@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -134,6 +135,21 @@ def test_the_loss_counts_each_token_and_the_end(context, logits_model):
     (inputs, named_inputs) = ctx.model.calls[0]
     assert inputs == (batch["pixel_values"],)
     assert named_inputs["decoder_input_ids"] == ("moved", batch["labels"])
+
+
+def test_words_are_hidden_from_the_decoder_in_training_alone(context, logits_model):
+    class Decoder(logits_model):
+        def decoder_inputs(self, labels):
+            return jnp.pad(labels, ((0, 0), (1, 0)), constant_values=9)[:, :-1]
+
+    ctx = context("captioning", max_length=24, model=Decoder(), word_dropout=0.5)
+    batch = captioning.collate_fn(ctx, list(captioning.load_examples(ctx, "eval"))[:64])
+    for train in (True, False):
+        captioning.loss_fn(ctx, jnp.zeros((64, 24, 260)), batch, jax.random.key(0), train)
+    shown, whole = (inputs["decoder_input_ids"] for _, inputs in ctx.model.calls)
+    np.testing.assert_array_equal(whole, ctx.model.decoder_inputs(batch["labels"]))
+    assert set(np.unique(shown[shown != whole])) == {9}
+    assert 0.4 < np.mean(shown != whole) < 0.5  # of half the places one in 24 has the start token already
 
 
 @pytest.mark.parametrize("said", ["a one and a six", {"text": "a one and a six", "log_probs": [-0.5]}])
