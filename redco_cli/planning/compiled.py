@@ -48,6 +48,23 @@ class Way:
     reshard_after_forward: bool
 
 
+@dataclass(frozen=True)
+class Program:
+    """A step as a compiler has it.
+
+    Attributes:
+        text: of the optimised HLO module.
+        memory: bytes on one device; None when the compiler does not say.
+        host: bytes on the host that belong to one device.
+        is_ordered: whether its instructions run in the order of the text; a CPU's overlap nothing.
+    """
+
+    text: str
+    memory: int | None
+    host: int
+    is_ordered: bool
+
+
 def way_of(option: Option) -> Way:
     """One of the ways that were estimated."""
     return Way(option.workload, option.plan, option.micro_batch_size, option.reshard_after_forward)
@@ -68,8 +85,8 @@ def compile_step(option: Option) -> Compiled:
         raise DeviceError("--compile", problem, remedy)
     began = time.perf_counter()
     lowered = lower_step(way_of(option), make_mesh(count, workload.where))
-    compiled = compile_with(lowered, workload.xla, workload.where)
-    return read_step(compiled, count, time.perf_counter() - began)
+    program = program_of(compile_with(lowered, workload.xla, workload.where))
+    return read_step(program, count, time.perf_counter() - began)
 
 
 def lower_step(way: Way, mesh: Mesh) -> jax.stages.Lowered:
@@ -94,28 +111,37 @@ def lower_step(way: Way, mesh: Mesh) -> jax.stages.Lowered:
     return compiled.lower(_placed(state, places), _batch(way, mesh))
 
 
-def read_step(compiled: jax.stages.Compiled, mesh: Mapping[str, int], seconds: float) -> Compiled:
+def program_of(compiled: jax.stages.Compiled) -> Program:
+    """A step that was compiled to its end."""
+    analysis, text, platform = compiled.memory_analysis(), compiled.as_text() or "", _platform(compiled)
+    return Program(
+        text,
+        memory=None if analysis is None else _bytes_at_worst(analysis, platform),
+        host=0 if analysis is None else int(analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes),
+        is_ordered="is_scheduled=true" in text.partition("\n")[0] and platform != "cpu",
+    )
+
+
+def read_step(program: Program, mesh: Mapping[str, int], seconds: float) -> Compiled:
     """What a compiled step says of its memory and its collectives.
 
     Args:
-        compiled: the step.
+        program: the step.
         mesh: axis to size.
         seconds: how long it took to compile.
     """
-    analysis, text = compiled.memory_analysis(), compiled.as_text() or ""
-    found = compiled_collectives(text, mesh)
+    found = compiled_collectives(program.text, mesh)
     moved = tuple(
         Collective(one.kind, "+".join(one.axes), one.source or one.shape, one.count, one.count * one.bytes)
         for one in found
     )
-    kernels, platform = compiled_kernels(text), _platform(compiled)
-    in_order = "is_scheduled=true" in text.partition("\n")[0] and platform != "cpu"  # whose schedule overlaps nothing
+    kernels = compiled_kernels(program.text)
     return Compiled(
-        memory=None if analysis is None else _bytes_at_worst(analysis, platform),
+        memory=program.memory,
         collectives=moved,
         seconds=seconds,
-        overlapped=_overlapped(found) if in_order else None,
-        host=0 if analysis is None else int(analysis.host_argument_size_in_bytes + analysis.host_temp_size_in_bytes),
+        overlapped=_overlapped(found) if program.is_ordered else None,
+        host=program.host,
         attention=kernels.attention,
         launches=kernels.launches,
         largest=kernels.largest,

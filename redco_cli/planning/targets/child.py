@@ -21,15 +21,16 @@ from typing import Any
 
 import jax
 
-from redco_cli.chips.compiler import compile_with
+from redco_cli.chips.compiler import Value, compile_with
 from redco_cli.chips.target import Target, parse_target, targeting
 from redco_cli.errors import RedcoError
 from redco_cli.models.decoder.block import Remat
-from redco_cli.planning.compiled import Way, lower_step, read_step
+from redco_cli.planning.compiled import Program, Way, lower_step, program_of, read_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Planner
 from redco_cli.planning.report import Compiled
 from redco_cli.planning.targets.deviceless import places_of, target_mesh
+from redco_cli.planning.targets.scheduled import schedule_with
 from redco_cli.planning.workload import find_workload
 from redco_cli.runtime.cache import cache_directory
 from redco_cli.sharding.compiled.timeline import Place, timeline, to_json
@@ -42,7 +43,7 @@ _NO_TILES, _TRITON = "Couldn't find output tile sizes", "xla_gpu_enable_triton_g
 """Triton's tiles are found by trying them out; without a device XLA takes some that not every number of rows has."""
 _WITHOUT_TRITON = f"{_TRITON}=false: XLA has no tiles for a product of this step without a GPU to try them on"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_READ = 3
+_READ = 4
 """Counted up where something else is read of a compiled program: what is kept is read anew then."""
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
@@ -84,6 +85,8 @@ def serve() -> None:
         say(**answer(request, lambda stage: say(stage=stage)))
     except RedcoError as error:
         say(problems=[[one.where, one.problem, one.remedy] for one in error.problems])
+    else:
+        os._exit(0)  # a TPU's compiler may still be at work
 
 
 def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -111,14 +114,14 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(known.read_text())
         return found
     tell(f"compiling the step for {target}")
-    places = places_of(target, mesh)
+    places, make = places_of(target, mesh), schedule_with if target.chip.platform == "tpu" else compile_whole
     try:
-        found = compile_lowered(lowered, request.mesh, request.options, places, workload.where)
+        found = compile_lowered(lowered, request.mesh, request.options, places, workload.where, make)
     except jax.errors.JaxRuntimeError as error:
         if _NO_TILES not in str(error) or _TRITON in request.options:
             raise
         options = {**request.options, _TRITON: False}
-        found = compile_lowered(lowered, request.mesh, options, places, workload.where)
+        found = compile_lowered(lowered, request.mesh, options, places, workload.where, make)
         if "compiled" in found:
             found["compiled"]["changed"] = _WITHOUT_TRITON
     known.parent.mkdir(parents=True, exist_ok=True)
@@ -128,12 +131,18 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
+def compile_whole(lowered: jax.stages.Lowered, options: Mapping[str, Value], where: Callable[[str], str]) -> Program:
+    """Compiles a program to its end; see `compile_with`."""
+    return program_of(compile_with(lowered, options, where))
+
+
 def compile_lowered(
     lowered: jax.stages.Lowered,
     mesh: Mapping[str, int],
     options: Mapping[str, Any],
     places: list[Place],
     where: Callable[[str], str],
+    make: Callable[[jax.stages.Lowered, Mapping[str, Value], Callable[[str], str]], Program] = compile_whole,
 ) -> dict[str, Any]:
     """What a compiler makes of a step, as `answer` says it.
 
@@ -143,20 +152,21 @@ def compile_lowered(
         options: of the compiler, as a recipe names them.
         places: of the devices, in the order of the mesh.
         where: dotted recipe key to its place.
+        make: compiles it, to its end or as far as is needed to read it.
 
     Raises:
         RecipeError: the compiler does not know one of the options.
     """
     began = time.perf_counter()
     try:
-        compiled = compile_with(lowered, options, where)
+        program = make(lowered, options, where)
     except jax.errors.JaxRuntimeError as error:
         too_large = _too_large(str(error))
         if too_large is None:
             raise
         return {"too_large": too_large}
-    found: Compiled = read_step(compiled, mesh, time.perf_counter() - began)
-    events = timeline(compiled.as_text() or "", mesh, places)
+    found: Compiled = read_step(program, mesh, time.perf_counter() - began)
+    events = timeline(program.text, mesh, places)
     return {"compiled": dataclasses.asdict(found), "timeline": to_json(events)}
 
 
