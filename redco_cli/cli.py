@@ -199,6 +199,9 @@ def inspect_sharding(
     compile_it: Annotated[
         bool, typer.Option("--compile", help="Compile the step for the target, or for simulated CPU devices.")
     ] = False,
+    cycles: Annotated[
+        bool, typer.Option("--cycles", help="Compile for a TPU to the end, minutes, for its compiler's own cycles.")
+    ] = False,
     price: Annotated[float | None, typer.Option(metavar="X", min=0, help="Of a chip-hour: shows costs.")] = None,
     why: Annotated[str | None, typer.Option(metavar="AXES", help="What this mesh costs more, term by term.")] = None,
     diff: Annotated[str | None, typer.Option(metavar="MODEL", help="Another plan, beside this one.")] = None,
@@ -225,7 +228,8 @@ def inspect_sharding(
     machine: dict[str, Any] = {"devices": devices, "hosts": hosts, "mesh": sizes, "device_memory": memory}
     step: dict[str, Any] = {"batch_size": batch_size, "seq_length": seq_length, "dtype": dtype, "target": target}
     other: dict[str, Any] = {"why": None if why is None else parse_mesh(why, "--why"), "diff": diff}
-    report = run_inspect(model, **machine, **step, **other, compile_it=compile_it, price=price, svg=svg)
+    how: dict[str, Any] = {"compile_it": compile_it, "cycles": cycles, "price": price, "svg": svg}
+    report = run_inspect(model, **machine, **step, **other, **how)
     if as_json:
         result(report, as_json)
     else:

@@ -48,6 +48,7 @@ def inspect(
     dtype: str | None = None,
     target: str | None = None,
     compile_it: bool = False,
+    cycles: bool = False,
     price: float | None = None,
 ) -> Report:
     """Plans a train step. Nothing is allocated, and no device is needed.
@@ -63,6 +64,7 @@ def inspect(
         dtype: in which a model computes; default: bfloat16, over parameters in float32. A recipe has its own.
         target: devices that need not be there, such as `h100:8`; instead of `devices`, `hosts` and `device_memory`.
         compile_it: also compile the step; without a target, for simulated devices of a CPU.
+        cycles: compile it to the end, for the compiler's own estimate of a TPU's cycles.
         price: of a chip of the target for an hour.
 
     Raises:
@@ -70,6 +72,7 @@ def inspect(
     """
     chips = None if target is None else parse_target(target, "--target")
     _check_price(price, chips)
+    _check_cycles(chips, compile_it=compile_it, cycles=cycles)
     with targeting(chips):
         workload = find_workload(model, batch_size=batch_size, seq_length=seq_length, dtype=dtype)
         sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", "--mesh"))
@@ -84,7 +87,7 @@ def inspect(
         best = ways[0]
         remedies = () if best.fits(machine.memory) else remedies_for(workload, best, machine)
         products = None if chips is None else forward_products(workload)
-    outcome = tried[0].outcome if tried else _compiled(chips, best, asked) if compile_it else (None, None)
+    outcome = tried[0].outcome if tried else _compiled(chips, best, asked, cycles) if compile_it else (None, None)
     speed = _timed(chips, best, products, outcome, price, machine.memory)
     return build_report(
         best.plan,
@@ -111,9 +114,15 @@ def _check_price(price: float | None, target: Target | None) -> None:
         raise UsageError("--price", problem, "add such as --target h100:8")
 
 
-def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any]) -> Outcome:
+def _check_cycles(target: Target | None, *, compile_it: bool, cycles: bool) -> None:
+    if cycles and (not compile_it or target is None or target.chip.platform != "tpu"):
+        problem = "cycles are what the compiler of a TPU says of a step that it compiles"
+        raise UsageError("--cycles", problem, "give it beside --compile and such as --target v5e:2x4")
+
+
+def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any], cycles: bool) -> Outcome:
     """The step as compiled, and what happens in it, which nobody times without a target."""
-    return (compile_step(best), None) if target is None else compile_for(target, best, asked)
+    return (compile_step(best), None) if target is None else compile_for(target, best, asked, cycles=cycles)
 
 
 def _timed(
@@ -183,6 +192,7 @@ def inspect_sharding(
     dtype: str | None = None,
     target: str | None = None,
     compile_it: bool = False,
+    cycles: bool = False,
     price: float | None = None,
     why: Mapping[str, int] | None = None,
     diff: str | None = None,
@@ -201,6 +211,7 @@ def inspect_sharding(
         dtype: in which a model computes; default: bfloat16, over parameters in float32.
         target: devices that need not be there, such as `h100:8` or `v6e:16x16`.
         compile_it: also compile the step; without a target, JAX must run with that many devices.
+        cycles: compile it for a TPU to the end, for the compiler's own estimate of cycles.
         price: of a chip of the target for an hour, in any currency.
         why: another mesh, to be compared with the one that is chosen.
         diff: another model or recipe, to be compared with this one.
@@ -221,6 +232,7 @@ def inspect_sharding(
         "dtype": dtype,
         "target": target,
         "compile_it": compile_it,
+        "cycles": cycles,
         "price": price,
     }
     if why is not None and diff is not None:

@@ -60,6 +60,7 @@ class Request:
         micro_batch_size: examples that go through the model at once.
         reshard_after_forward: gathered parameters are gathered again in the backward pass.
         options: of XLA's compiler, as a recipe names them.
+        cycles: whether a TPU's program is compiled to its end, for the cycles that its compiler estimates then.
     """
 
     target: str
@@ -69,6 +70,7 @@ class Request:
     micro_batch_size: int
     reshard_after_forward: bool
     options: Mapping[str, Any]
+    cycles: bool = False
 
 
 def serve() -> None:
@@ -114,7 +116,8 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(known.read_text())
         return found
     tell(f"compiling the step for {target}")
-    places, make = places_of(target, mesh), schedule_with if target.chip.platform == "tpu" else compile_whole
+    places, in_order = places_of(target, mesh), target.chip.platform == "tpu" and not request.cycles
+    make = schedule_with if in_order else compile_whole
     try:
         found = compile_lowered(lowered, request.mesh, request.options, places, workload.where, make)
     except jax.errors.JaxRuntimeError as error:
@@ -184,7 +187,8 @@ def _too_large(said: str) -> dict[str, Any] | None:
 def _key(lowered: jax.stages.Lowered, target: Target, request: Request) -> str:
     """Of everything that decides what the compiler makes."""
     versions = [_version(name) for name in _COMPILERS]
-    parts = [lowered.as_text(), repr(target), json.dumps(request.options, sort_keys=True), str(versions), str(_READ)]
+    asked = json.dumps([request.options, request.cycles], sort_keys=True)
+    parts = [lowered.as_text(), repr(target), asked, str(versions), str(_READ)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -26,7 +26,7 @@ _SHOWN = 4  # last lines of a process that broke
 
 
 def compile_for(
-    target: Target, option: Option, workload: Mapping[str, Any]
+    target: Target, option: Option, workload: Mapping[str, Any], *, cycles: bool = False
 ) -> tuple[Compiled, tuple[Event, ...] | None]:
     """One train step of a way to run a workload, as the compiler of a target makes it.
 
@@ -34,6 +34,7 @@ def compile_for(
         target: the devices; none of them need be there.
         option: the way; its mesh has as many devices.
         workload: the arguments of `find_workload` that the way comes from.
+        cycles: compile for a TPU to the end, which takes minutes, and not up to the schedule.
 
     Returns:
         What the compiler says, and what happens in the program; None where its memory does not suffice.
@@ -49,6 +50,7 @@ def compile_for(
         "micro_batch_size": option.micro_batch_size,
         "reshard_after_forward": option.reshard_after_forward,
         "options": dict(option.workload.xla),
+        "cycles": cycles,
     }
     ended = _ended(request, target)
     if "problems" in ended:

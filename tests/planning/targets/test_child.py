@@ -1,14 +1,16 @@
 """Compiling for devices that are not there: what is asked, kept and refused. The compilers themselves: tests/chips."""
 
 import json
+import threading
+from pathlib import Path
 
 import jax
 import pytest
 from jax.sharding import AxisType
 
-from redco_cli.errors import DeviceError
+from redco_cli.errors import DeviceError, UsageError
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.targets import child
+from redco_cli.planning.targets import child, scheduled
 from redco_cli.planning.targets.child import Request, answer
 from redco_cli.sharding.compiled.timeline import from_json
 from tests.projects import LLAMA
@@ -35,7 +37,7 @@ def devices_of_a_cpu(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("devices_of_a_cpu")
 def test_what_was_compiled_is_kept(monkeypatch):
-    request = Request(**{**vars(REQUEST), "target": "v5e:2x4"})
+    request = Request(**{**vars(REQUEST), "target": "v5e:2x4", "cycles": True})
     stages = []
     found = answer(request, stages.append)
     assert stages == ["tracing the step for v5e:2x4", "compiling the step for v5e:2x4"]
@@ -57,7 +59,7 @@ def test_products_that_triton_has_no_tiles_for_are_left_to_cublas_and_that_is_sa
         raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot.178")
 
     monkeypatch.setattr(child, "compile_with", untuned)
-    asked = {**vars(REQUEST), "target": "v5e:2x4"}  # for whose attention there is a form on CPUs
+    asked = {**vars(REQUEST), "target": "v5e:2x4", "cycles": True}  # for whose attention there is a form on CPUs
     found = answer(Request(**asked), lambda stage: None)["compiled"]
     assert found["memory"] > 0
     assert found["changed"].startswith("xla_gpu_enable_triton_gemm=false: ")
@@ -85,6 +87,44 @@ def test_what_does_not_fit_is_no_failure(monkeypatch, said, needed):
     monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
     too_large = answer(Request(**{**vars(REQUEST), "target": "v6e:2x4"}), lambda stage: None)["too_large"]
     assert too_large == {"needed": int(needed * 2**30), "limit": int(31.25 * 2**30), "said": said}
+
+
+@pytest.mark.usefixtures("devices_of_a_cpu")
+def test_a_tpu_is_compiled_for_up_to_its_schedule(monkeypatch):
+    """The compiler writes down what it has settled, and is not waited for; what it does not accept has no text."""
+    report = "Memory Space: default (color=0)\nTotal bytes: 70 (70B)\nMemory Space: cmem (color=5)\nTotal bytes: 9 (9B)"
+    ended = threading.Event()
+
+    def compile_with(lowered, options, where):
+        directory = Path(options["xla_dump_to"])
+        (directory / "m.after_optimizations-memory-usage-report.txt").write_text(report)
+        text = (
+            "HloModule m, is_scheduled=true\n\nENTRY %main (x: f32[2]) -> f32[2] {\n  ROOT %x = f32[2] parameter(0)\n}"
+        )
+        (directory / "m.after_optimizations_after_buffer_assignment.txt").write_text(text)
+        (directory / "m.debug_options").write_text("")
+        ended.wait(60)
+
+    monkeypatch.setattr(scheduled, "compile_with", compile_with)
+    found = answer(Request(**{**vars(REQUEST), "target": "v5e:2x4"}), lambda stage: None)["compiled"]
+    ended.set()
+    assert (found["memory"], found["host"], found["collectives"]) == (70, 9, ())
+
+
+def test_without_its_text_a_program_is_what_its_compiler_says(monkeypatch):
+    def refuse(lowered, options, where):
+        Path(options["xla_dump_to"], "m.debug_options").write_text("")
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: too large")
+
+    monkeypatch.setattr(scheduled, "compile_with", refuse)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="too large"):
+        scheduled.schedule_with(None, {}, str)
+
+
+def test_cycles_are_those_of_a_tpu_that_is_compiled_for():
+    for asked in ({"target": "v5e:2x2"}, {"target": "h100:4", "compile_it": True}, {"compile_it": True}):
+        with pytest.raises(UsageError, match="--cycles: cycles are what the compiler of a TPU says"):
+            inspect(json.dumps(LLAMA), batch_size=8, seq_length=16, cycles=True, **asked)
 
 
 @pytest.mark.slow
