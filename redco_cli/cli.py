@@ -185,9 +185,7 @@ def inspect_sharding(
         str, typer.Argument(metavar="MODEL|RECIPE", help="A recipe, a model directory, a hub id, or a preset (--list).")
     ] = "",
     devices: Annotated[int | None, typer.Option(metavar="N", min=1, help="Default: by --mesh, else all here.")] = None,
-    hosts: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Machines that hold the devices; default: one for each 8.")
-    ] = None,
+    hosts: Annotated[int | None, typer.Option(metavar="N", min=1, help="Of the devices; default: one per 8.")] = None,
     mesh: Annotated[
         str | None, typer.Option(metavar="AXES", help="Such as data=1,fsdp=4,tensor=2; default: the fastest.")
     ] = None,
@@ -199,9 +197,7 @@ def inspect_sharding(
     compile_it: Annotated[
         bool, typer.Option("--compile", help="Compile the step for the target, or for simulated CPU devices.")
     ] = False,
-    cycles: Annotated[
-        bool, typer.Option("--cycles", help="Compile for a TPU to the end, minutes, for its compiler's own cycles.")
-    ] = False,
+    cycles: Annotated[bool, typer.Option("--cycles", help="As --compile, for a TPU to the end: its cycles.")] = False,
     price: Annotated[float | None, typer.Option(metavar="X", min=0, help="Of a chip-hour: shows costs.")] = None,
     why: Annotated[str | None, typer.Option(metavar="AXES", help="What this mesh costs more, term by term.")] = None,
     diff: Annotated[str | None, typer.Option(metavar="MODEL", help="Another plan, beside this one.")] = None,
@@ -227,8 +223,8 @@ def inspect_sharding(
 
     machine: dict[str, Any] = {"devices": devices, "hosts": hosts, "mesh": sizes, "device_memory": memory}
     step: dict[str, Any] = {"batch_size": batch_size, "seq_length": seq_length, "dtype": dtype, "target": target}
+    how: dict[str, Any] = {"compile_it": "cycles" if cycles else compile_it, "price": price, "svg": svg}
     other: dict[str, Any] = {"why": None if why is None else parse_mesh(why, "--why"), "diff": diff}
-    how: dict[str, Any] = {"compile_it": compile_it, "cycles": cycles, "price": price, "svg": svg}
     report = run_inspect(model, **machine, **step, **other, **how)
     if as_json:
         result(report, as_json)

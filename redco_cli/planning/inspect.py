@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -47,8 +47,7 @@ def inspect(
     seq_length: int | None = None,
     dtype: str | None = None,
     target: str | None = None,
-    compile_it: bool = False,
-    cycles: bool = False,
+    compile_it: bool | Literal["cycles"] = False,
     price: float | None = None,
 ) -> Report:
     """Plans a train step. Nothing is allocated, and no device is needed.
@@ -63,22 +62,21 @@ def inspect(
         seq_length: tokens in an example of a model.
         dtype: in which a model computes; default: bfloat16, over parameters in float32. A recipe has its own.
         target: devices that need not be there, such as `h100:8`; instead of `devices`, `hosts` and `device_memory`.
-        compile_it: also compile the step; without a target, for simulated devices of a CPU.
-        cycles: compile it to the end, for the compiler's own estimate of a TPU's cycles.
+        compile_it: also compile the step; without a target, for simulated devices of a CPU. `cycles`: for a TPU to the
+            end, and not up to the schedule, for the cycles that its compiler estimates.
         price: of a chip of the target for an hour.
 
     Raises:
         RedcoError: there is no such model, or the mesh does not fit it or the devices.
     """
     chips = None if target is None else parse_target(target, "--target")
-    _check_price(price, chips)
-    _check_cycles(chips, compile_it=compile_it, cycles=cycles)
+    _check_asked(price, chips, cycles=compile_it == "cycles")
     with targeting(chips):
         workload = find_workload(model, batch_size=batch_size, seq_length=seq_length, dtype=dtype)
         sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", "--mesh"))
         place = "--mesh" if mesh is not None else workload.where("mesh")
         given = (devices, hosts, device_memory)
-        machine = _machine(*given, sizes, place, compile_it) if chips is None else _targeted(chips, *given)
+        machine = _machine(*given, sizes, place, bool(compile_it)) if chips is None else _targeted(chips, *given)
         _check_count(sizes, machine.count, place)
         ways, _ = options(workload, machine, sizes)
         asked = {"model": model, "batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
@@ -87,7 +85,7 @@ def inspect(
         best = ways[0]
         remedies = () if best.fits(machine.memory) else remedies_for(workload, best, machine)
         products = None if chips is None else forward_products(workload)
-    outcome = tried[0].outcome if tried else _compiled(chips, best, asked, cycles) if compile_it else (None, None)
+    outcome = tried[0].outcome if tried else _compiled(chips, best, asked, compile_it) if compile_it else (None, None)
     speed = _timed(chips, best, products, outcome, price, machine.memory)
     return build_report(
         best.plan,
@@ -108,21 +106,18 @@ def inspect(
     )
 
 
-def _check_price(price: float | None, target: Target | None) -> None:
+def _check_asked(price: float | None, target: Target | None, *, cycles: bool) -> None:
+    if cycles and (target is None or target.chip.platform != "tpu"):
+        problem = "cycles are what the compiler of a TPU says of a step"
+        raise UsageError("--cycles", problem, "add such as --target v5e:2x4; --compile is for all devices")
     if target is None and price is not None:
         problem = "there is no --target whose chips it is the price of"
         raise UsageError("--price", problem, "add such as --target h100:8")
 
 
-def _check_cycles(target: Target | None, *, compile_it: bool, cycles: bool) -> None:
-    if cycles and (not compile_it or target is None or target.chip.platform != "tpu"):
-        problem = "cycles are what the compiler of a TPU says of a step that it compiles"
-        raise UsageError("--cycles", problem, "give it beside --compile and such as --target v5e:2x4")
-
-
-def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any], cycles: bool) -> Outcome:
+def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any], how: bool | str) -> Outcome:
     """The step as compiled, and what happens in it, which nobody times without a target."""
-    return (compile_step(best), None) if target is None else compile_for(target, best, asked, cycles=cycles)
+    return (compile_step(best), None) if target is None else compile_for(target, best, asked, cycles=how == "cycles")
 
 
 def _timed(
@@ -191,8 +186,7 @@ def inspect_sharding(
     seq_length: int | None = None,
     dtype: str | None = None,
     target: str | None = None,
-    compile_it: bool = False,
-    cycles: bool = False,
+    compile_it: bool | Literal["cycles"] = False,
     price: float | None = None,
     why: Mapping[str, int] | None = None,
     diff: str | None = None,
@@ -211,7 +205,6 @@ def inspect_sharding(
         dtype: in which a model computes; default: bfloat16, over parameters in float32.
         target: devices that need not be there, such as `h100:8` or `v6e:16x16`.
         compile_it: also compile the step; without a target, JAX must run with that many devices.
-        cycles: compile it for a TPU to the end, for the compiler's own estimate of cycles.
         price: of a chip of the target for an hour, in any currency.
         why: another mesh, to be compared with the one that is chosen.
         diff: another model or recipe, to be compared with this one.
@@ -232,7 +225,6 @@ def inspect_sharding(
         "dtype": dtype,
         "target": target,
         "compile_it": compile_it,
-        "cycles": cycles,
         "price": price,
     }
     if why is not None and diff is not None:

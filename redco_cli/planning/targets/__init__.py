@@ -7,6 +7,6 @@ collectives and its kernels. XLA needs no such device to compile for one; it nee
 How long a step takes there is reckoned too (`speed`): by a walk over what was compiled (`seconds`), or over the plan in
 the same form (`roofline`).
 
-Start at `compile`, which starts that process; `child` is what runs there, on `deviceless` devices. Programs for TPUs are
-compiled up to their schedule (`scheduled`), which is all that is read of them.
+Start at `compile`, which starts that process; `child` is what runs there, on `deviceless` devices. Programs for TPUs
+are compiled up to their schedule (`scheduled`), which is all that is read of them.
 """

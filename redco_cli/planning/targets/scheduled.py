@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -41,23 +41,15 @@ def schedule_with(lowered: jax.stages.Lowered, options: Mapping[str, Value], whe
         RecipeError: the compiler does not know one of the options, or not that value.
         JaxRuntimeError: it fails for another reason, such as too little memory.
     """
-    ended: list[Exception | None] = []
+    beside = ThreadPoolExecutor(1)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-
-        def compile_it() -> None:
-            try:
-                compile_with(lowered, {**options, "xla_dump_to": directory}, where)
-            except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-                ended.append(error)
-            else:
-                ended.append(None)
-
-        threading.Thread(target=compile_it, daemon=True).start()
-        while (found := _dumped(Path(directory))) is None and not ended:
+        compiling = beside.submit(compile_with, lowered, {**options, "xla_dump_to": directory}, where)
+        beside.shutdown(wait=False)
+        while (found := _dumped(Path(directory))) is None and not compiling.done():
             time.sleep(_POLL)
-        if ended and ended[0] is not None:
-            raise ended[0]
-        found = found or _dumped(Path(directory))
+        if found is None:
+            compiling.result()  # or what it raised
+            found = _dumped(Path(directory))
         assert found is not None, "the compiler dumped no schedule"
         return found
 
