@@ -43,6 +43,11 @@ class Devices:
         return REACHED * self.chip.flops.get(dtype, self.chip.flops["bfloat16"])
 
     @property
+    def fuses_operands(self) -> bool:
+        """Whether products compute what is elementwise among their operands, as XLA has it for TPUs."""
+        return self.chip is not None and self.chip.platform == "tpu"
+
+    @property
     def host_link(self) -> float | None:
         """Bytes a second between one device and its host's memory; None where that is not known, as of CPUs."""
         return None if self.chip is None or self.chip.name not in SPEEDS else SPEEDS[self.chip.name].host.typical

@@ -108,8 +108,9 @@ class Planner:
     def option(self, plan: Plan, micro_batch_size: int, *, reshard_after_forward: bool) -> Option:
         """One way, with its figures."""
         passes = self.workload.passes(micro_batch_size)
-        how = {"reshard_after_forward": reshard_after_forward, "copies_state": self._devices.eager}
-        config = StepConfig(min(passes, 2), cpu_backend=self._devices.eager, **how)
+        eager, fuses = self._devices.eager, self._devices.fuses_operands
+        how = {"reshard_after_forward": reshard_after_forward, "copies_state": eager, "fuses_operands": fuses}
+        config = StepConfig(min(passes, 2), cpu_backend=eager, **how)
         memory = self._memory(plan, micro_batch_size, config)
         scale = self.workload.global_batch_size / self._size
         moved = _per_step(plan.collectives, passes, scale, reshard_after_forward or self.workload.remat != "none")

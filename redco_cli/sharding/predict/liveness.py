@@ -82,7 +82,9 @@ class Timeline:
     length: int
 
 
-def timeline(flat: FlatProgram, weights: Collection[int], *, cpu_backend: bool) -> Timeline:
+def timeline(
+    flat: FlatProgram, weights: Collection[int], *, cpu_backend: bool, fuses_operands: bool = False
+) -> Timeline:
     """Plays a program.
 
     Args:
@@ -90,18 +92,27 @@ def timeline(flat: FlatProgram, weights: Collection[int], *, cpu_backend: bool) 
         weights: those of its inputs that are parameters.
         cpu_backend: whether everything is computed as soon as it can be, and library kernels take in what lies around
             them, as XLA has it on a CPU; otherwise in the order of the program.
+        fuses_operands: see `Fusion`.
     """
-    fusion = Fusion(flat.ops, flat.outputs, flat, kernels=cpu_backend)
-    return _Scheduler(flat, fusion, flat.inputs, weights, cpu_backend).timeline(flat.outputs)
+    how = {"kernels": cpu_backend, "fuses_operands": fuses_operands}
+    fusion = Fusion(flat.ops, flat.outputs, flat, **how)
+    return _Scheduler(flat, fusion, flat.inputs, weights, how).timeline(flat.outputs)
 
 
 class _Scheduler:
     def __init__(
-        self, flat: FlatProgram, fusion: Fusion, inputs: Sequence[int], weights: Collection[int], cpu_backend: bool
+        self,
+        flat: FlatProgram,
+        fusion: Fusion,
+        inputs: Sequence[int],
+        weights: Collection[int],
+        how: Mapping[str, bool],
     ) -> None:
-        self._flat, self._fusion, self._cpu_backend = flat, fusion, cpu_backend
+        self._flat, self._fusion, self._how, self._cpu_backend = flat, fusion, how, how["kernels"]
         self._inputs, self._weights = frozenset(inputs), frozenset(weights)
-        self._order = self._cpu_order() if cpu_backend else [i for i, written in enumerate(fusion.written) if written]
+        self._order = (
+            self._cpu_order() if self._cpu_backend else [i for i, written in enumerate(fusion.written) if written]
+        )
 
     def _cpu_order(self) -> list[int]:
         """Breadth first: what is ready is done in the order in which it became so."""
@@ -181,15 +192,16 @@ class _Scheduler:
 
     def _loops(self, time: int, op: Op, places: Mapping[int, int]) -> list[Loop]:
         if op.name != "scan":
-            return [Loop(time, timeline(body, (), cpu_backend=self._cpu_backend), ()) for body in op.bodies]
+            how = {"cpu_backend": self._cpu_backend, "fuses_operands": self._how["fuses_operands"]}
+            return [Loop(time, timeline(body, (), **how), ()) for body in op.bodies]
         body, carried = op.bodies[0], op.params["num_carry"]
         first = op.params["num_consts"] + carried
         slices = [Op("dynamic_slice", (LITERAL,), (x,), {}) for x in body.inputs[first:]]
         stacks = [Op(STACK, (y,), (), {}) for y in body.outputs[carried:] if y != LITERAL]
         given = zip(body.inputs, map(self._fusion.base, op.operands), strict=True)
         weights = [inside for inside, outside in given if self._is_weight(outside)]
-        fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, kernels=self._cpu_backend)
-        scheduler = _Scheduler(self._flat, fusion, body.inputs[:first], weights, self._cpu_backend)
+        fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, **self._how)
+        scheduler = _Scheduler(self._flat, fusion, body.inputs[:first], weights, self._how)
         stacked = tuple(places[x] for x in op.results[carried:])
         return [Loop(time, scheduler.timeline(body.outputs[:carried], body.outputs[carried:]), stacked)]
 

@@ -106,12 +106,14 @@ class StepConfig:
         cpu_backend: as XLA compiles for a CPU: everything is computed as soon as it can be, products in float32, and
             sums over devices are taken together. Otherwise in the order of the program, each sum on its own.
         copies_state: the update reads old state after the new one was begun, so that XLA copies it for a CPU.
+        fuses_operands: as XLA compiles for a TPU: products compute what is elementwise among their operands.
     """
 
     micro_batches: int = 1
     reshard_after_forward: bool = False
     cpu_backend: bool = True
     copies_state: bool = True
+    fuses_operands: bool = False
 
 
 class TracedLoss:
@@ -148,17 +150,16 @@ class TracedLoss:
         arguments = self.leaves[: self.trained], self.leaves[self.trained :], batch
         self._jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(*arguments)
         self.products = products_of(self._jaxpr)
-        self._timelines: dict[tuple[bool, bool], tuple[FlatProgram, Timeline]] = {}
+        self._timelines: dict[tuple[bool, ...], tuple[FlatProgram, Timeline]] = {}
 
-    def flat_and_timeline(self, partitioned: bool, cpu_backend: bool) -> tuple[FlatProgram, Timeline]:
+    def flat_and_timeline(self, partitioned: bool, config: StepConfig) -> tuple[FlatProgram, Timeline]:
         """Its operations, and when its arrays exist; see `flatten` and `timeline`."""
-        if (partitioned, cpu_backend) not in self._timelines:
-            flat = flatten(self._jaxpr, partitioned=partitioned, upcast=cpu_backend)
-            self._timelines[partitioned, cpu_backend] = (
-                flat,
-                timeline(flat, flat.inputs[: len(self.order)], cpu_backend=cpu_backend),
-            )
-        return self._timelines[partitioned, cpu_backend]
+        how = {"cpu_backend": config.cpu_backend, "fuses_operands": config.fuses_operands}
+        key = partitioned, *how.values()
+        if key not in self._timelines:
+            flat = flatten(self._jaxpr, partitioned=partitioned, upcast=config.cpu_backend)
+            self._timelines[key] = flat, timeline(flat, flat.inputs[: len(self.order)], **how)
+        return self._timelines[key]
 
 
 def estimate(
@@ -183,7 +184,7 @@ def estimate(
         batch_specs: like the batch; default: the leading dim of every array over `data` and `fsdp`.
     """
     repeated = config.micro_batches > 1
-    flat, line = traced.flat_and_timeline(repeated or math.prod(mesh.values()) > 1, config.cpu_backend)
+    flat, line = traced.flat_and_timeline(repeated or math.prod(mesh.values()) > 1, config)
     lives, used = ([_specs(tree)[place] for place in traced.order] for tree in (specs, gathered))
     given = flat.inputs[len(used) :]
     over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)

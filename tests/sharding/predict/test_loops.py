@@ -61,3 +61,18 @@ def test_what_drops_elements_is_drawn_again_on_chips():
     matrix = f32(64, 64)
     chip, cpu = (estimated(loss_fn, matrix, TOKENS, config) for config in (ACCELERATOR, StepConfig()))
     assert cpu.saved - chip.saved >= 3 * 1024 * 64
+
+
+def test_products_of_tpus_compute_the_elements_of_their_operands():
+    def loss_fn(ws, x):
+        for w in ws:
+            hidden = x @ w
+            x = hidden * jnp.tanh(hidden)
+        return (x @ ws[0]).sum()
+
+    matrices, written = [f32(64, 64)] * 4, 1024 * 64 * 4
+    gpu, tpu = (
+        estimated(loss_fn, matrices, TOKENS, dataclasses.replace(ACCELERATOR, fuses_operands=fuses))
+        for fuses in (False, True)
+    )
+    assert gpu.saved - tpu.saved == 2 * 4 * written  # each hyperbolic tangent, and what the next product reads
