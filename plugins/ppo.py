@@ -188,7 +188,7 @@ def advantages(options: Options, reward: Any, value: Any, later: Any, over: Any)
 def run_fn(run: Run) -> None:
     """Plays, and trains on what was played, until the steps of the recipe are done; `returns.png` has the episodes."""
     ctx, options, batch = run.ctx, run.ctx.options, run.ctx.recipe.train.global_batch_size
-    run.state = run.state or {"environments": jax.device_get(beginnings(ctx)), "episodes": []}
+    run.state = run.state or {"environments": beginnings(ctx), "episodes": []}
     while run.step < run.steps:
         found = run.predict(as_examples(run.state["environments"]))
         after, new, scores = (as_arrays(found, kind) for kind in ("environments", "transitions", "scores"))

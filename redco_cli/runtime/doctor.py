@@ -16,7 +16,13 @@ from redco_cli.runtime.peers.cluster import detect_cluster
 from redco_cli.runtime.peers.secret import describe_secret
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "transformers", "datasets", "numpy")
-EXTRAS = {"tensorboard": "tensorboardX", "wandb": "wandb", "digits": "sklearn", "privacy": "jax_privacy"}
+EXTRAS = {
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "digits": "sklearn",
+    "privacy": "jax_privacy",
+    "rl": "gymnasium",
+}
 
 
 def examine() -> dict[str, Any]:

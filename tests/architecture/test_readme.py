@@ -112,6 +112,11 @@ def test_the_plugin_guide_lists_the_built_in_plugins():
     }
 
 
+def test_every_example_of_the_paper_is_compared():
+    originals = {int(row["the paper's"]) for row in table("plugins/README.md", "Algorithms")}
+    assert originals == {163, 331, 176, 277, 336, 315, 311, 198, 214, 262}
+
+
 @pytest.mark.parametrize(
     "row", tuple(table("plugins/README.md", "Algorithms")), ids=lambda row: row["plugin"].strip("`")
 )
