@@ -73,11 +73,8 @@ class Fusion:
                 self.users.setdefault(array, []).append(index)
         self.ends = {self.base(x) for x in outputs if x != LITERAL}
         self.region = kernel_regions(self) if kernels else {}
-        self.written: list[bool] = []
-        self.reads: list[tuple[int, ...]] = []
-        for index in range(len(self.ops)):
-            self.written.append(self._is_written(index))
-            self.reads.append(self._read_by(index))
+        self.written = [self._is_written(index) for index in range(len(self.ops))]
+        self.reads = self._reads()
 
     def base(self, array: int) -> int:
         """The array that another is a view of."""
@@ -109,15 +106,18 @@ class Fusion:
         sums = op.name != "dot_general" or any(op.params["dimension_numbers"][0])
         return op.name in self._fused or (self._fuses_operands and not sums)
 
-    def _read_by(self, index: int) -> tuple[int, ...]:
-        found: dict[int, None] = {}
-        for array in self.operands[index]:
-            maker = self.maker.get(array)
-            if maker is None or self.written[maker]:
-                found[array] = None
-            else:
-                found.update(dict.fromkeys(self.reads[maker]))
-        return tuple(found)
+    def _reads(self) -> list[tuple[int, ...]]:
+        reads: list[tuple[int, ...]] = []
+        for operands in self.operands:
+            found: dict[int, None] = {}
+            for array in operands:
+                index = self.maker.get(array)
+                if index is None or self.written[index]:
+                    found[array] = None
+                else:
+                    found.update(dict.fromkeys(reads[index]))
+            reads.append(tuple(found))
+        return reads
 
     def results(self) -> set[int]:
         """Operations whose result is read in the end, if only in another place or precision."""
