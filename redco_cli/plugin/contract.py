@@ -82,17 +82,15 @@ IGNORED_LABEL = -100
 class Loss:
     """A loss that does not depend on how the batch is cut.
 
-    The core adds sums and weights over micro-batches and devices and divides once:
-        loss = Σ sum / Σ weight
-    so a batch with unevenly masked examples has the same loss and gradient in one piece or in eight.
+    The core adds sums and weights over micro-batches and devices and divides once, `loss = Σ sum / Σ weight`, so that a
+    batch with unevenly masked examples has the same loss and gradient in one piece or in eight.
 
     Attributes:
         sum: scalar; the loss summed over whatever counts (tokens, examples). Differentiated.
         weight: scalar; how much counted. Not differentiated. Zero is allowed: the batch then adds nothing.
         metrics: name to a scalar sum over the same weight, or to a pair (sum, weight) of its own.
-        stats: the same for `update_state` instead of the log, and of any shape: the activations of each channel, say,
-            summed over a batch; or a pytree of such. Added like metrics, and divided by a scalar weight; nan where that
-            is zero.
+        stats: the same for `update_state` instead of the log, and of any shape, or a pytree of such: the activations of
+            each channel, summed over a batch. Added like metrics, and divided by a scalar weight; nan where that is 0.
     """
 
     sum: Any
@@ -109,7 +107,7 @@ class Context:
         model: a `plugin.model.Model`; None where there are several and none is called `model`, and before there is one
             (`build_model`, `init_batch`, `load_examples`).
         models: all models of the run by name: `model`, those of `models` of the recipe, or what `build_model` returned.
-            Where there are several, parameters are a mapping too: `params["teacher"]`.
+            Of several, parameters are a mapping too: `params["teacher"]`.
         tokenizer: the model's tokenizer, or its processor (images, audio); None when there is none.
         options: the plugin's options: an instance of its `Options` dataclass, or the mapping from the recipe.
         recipe: the whole recipe, typed.
@@ -118,8 +116,8 @@ class Context:
         state: in `loss_fn` and `predict_fn` what `init_state` and `update_state` made; elsewhere None.
         step: optimizer steps done: a traced int32 scalar in `loss_fn`, `predict_fn` and `update_state`, where the step
             itself is among them; a number in `collate_fn` of training batches; elsewhere None.
-        length: in `collate_fn`, what rows of `encode_fn` are padded to, in tokens: `data.max_length`, or a bucket that
-            holds all rows of the batch over all processes; elsewhere None.
+        length: in `collate_fn`, what rows of `encode_fn` are padded to, in tokens: `data.max_length`, or the bucket of
+            the batch, over all processes; elsewhere None.
     """
 
     model: Any
@@ -174,6 +172,10 @@ class Run(Protocol):
         Never beyond `steps`. Without arguments it trains to the end of the run, with evaluations, checkpoints
         and stops in between, as a run without a `run_fn` does. Returns the means of loss and metrics over these steps.
         """
+        ...
+
+    def advance(self, steps: int = 1) -> None:
+        """Counts updates that `run_fn` did itself, up to `steps`; the recipe's data of these steps are passed over."""
         ...
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> Mapping[str, float]:

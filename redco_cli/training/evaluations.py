@@ -9,6 +9,7 @@ from redco_cli.job import Job
 from redco_cli.training.evaluate import check_has
 from redco_cli.training.patience import Patience
 from redco_cli.training.records.metrics import Recorder
+from redco_cli.training.saving.outer_state import OuterState
 from redco_cli.training.saving.ranking import Best, finite, improves
 from redco_cli.training.saving.resume import Start
 
@@ -40,6 +41,8 @@ class Evaluations:
         self.history: list[tuple[int, Mapping[str, float]]] = []
         self._job, self._recorder, self._progress = job, recorder, progress
         self._metric, self._mode = job.recipe.eval.best_metric, job.recipe.eval.best_mode
+        self._ranked: Best = None if start.metric is None else (start.step, start.metric)  # the last that was
+        self._evaluated: int | None = None  # the last step that was
         self.logged: dict[str, float] = {}
         self._names: set[str] = set()  # of all that was ever logged
 
@@ -52,6 +55,7 @@ class Evaluations:
         if self._job.plugin.run_fn is None:
             check_has(values, self._metric, self._job)
         self.history.append((step, values))
+        self._evaluated = step
         self._recorder.record(step, "eval", values)
         improved = self._rank(step, values)
         self._progress.evaluated(step, values, improved)
@@ -69,10 +73,17 @@ class Evaluations:
         Raises:
             RecipeError: it was evaluated, which does not give the metric that ranks it, and nobody ever logged it.
         """
-        known = self._known(step)
-        if self.has(step) and self._metric not in self._names:
+        evaluated = self.history[-1][1] if self.history and self.history[-1][0] == step else {}
+        known = {**self.logged, **evaluated}
+        if evaluated and self._metric not in self._names:
             check_has(known, self._metric, self._job)
         self._rank(step, known)
+
+    def restore(self, outer: OuterState, step: int) -> None:
+        """Goes on from a checkpoint of an outer loop: what was due at its boundary is done but for what is pending."""
+        if self.pending is not None:
+            self.logged |= outer.logged
+        self._evaluated = step if outer.is_evaluated else None
 
     def begin(self) -> None:
         """Forgets what was logged: a boundary is behind."""
@@ -80,16 +91,16 @@ class Evaluations:
 
     def has(self, step: int) -> bool:
         """Whether the recipe's data were evaluated at a step."""
-        return bool(self.history) and self.history[-1][0] == step
+        return self._evaluated == step
 
     def metric_at(self, step: int) -> float | None:
         """The value that ranks a checkpoint of this step; None when it was not evaluated."""
-        return finite(self._known(step).get(self._metric))
-
-    def _known(self, step: int) -> dict[str, float]:
-        return {**self.logged, **(self.history[-1][1] if self.has(step) else {})}
+        return self._ranked[1] if self._ranked is not None and self._ranked[0] == step else None
 
     def _rank(self, step: int, values: Mapping[str, float]) -> bool:
+        if self._metric in values:
+            value = finite(values[self._metric])
+            self._ranked = None if value is None else (step, value)
         improved = improves(values.get(self._metric), self.best, self._mode)
         if improved:
             self.best = (step, float(values[self._metric]))

@@ -39,6 +39,7 @@ class TrainingRun:
 
     Attributes:
         evaluations: what is known of them.
+        boundary_at: the step of the last boundary of an outer loop; where the run started, before the first.
         outer_state: what an outer loop keeps, to be saved besides; None without one.
     """
 
@@ -57,7 +58,7 @@ class TrainingRun:
         self.evaluations = Evaluations(setup.job, setup.recorder, setup.progress, start, patience)
         watched = (setup.job, setup.timeline, setup.recorder, setup.progress, setup.checkpoints)
         self._observer = Observer(*watched, self._meter, self._census, setup.privacy)
-        self._boundary, self._best_at_boundary = start.step, start.best
+        self.boundary_at, self._best_at_boundary = start.step, start.best
         self.outer_state: Callable[[], SavedOuterState] | None = None
         self._saved_digest: str | None = None
         self._train_step = train_program(setup, state, self._compiling)
@@ -173,6 +174,11 @@ class TrainingRun:
         with self._meter.paused():
             return self._setup.predict(self._state.variables, chosen, salt)
 
+    def advance(self, steps: int) -> None:
+        """Counts steps that an outer loop did itself: the data and the optimizer do not notice."""
+        self._step += steps
+        self._state = replace(self._state, step=put_like(self._step, self._state.step))
+
     def reset_optimizer(self) -> None:
         """Begins the optimizer's state anew, but for how far its schedules have come."""
         fresh = self._fresh_optimizer(self._state.trainable)
@@ -193,7 +199,7 @@ class TrainingRun:
         if at_end:
             self._profiler.finish()
         due = self._setup.job.eval_examples is not None and not known.has(self._step)
-        due = due and (at_end or timeline.passed(self._boundary, self._step, timeline.eval_every))
+        due = due and (at_end or timeline.passed(self.boundary_at, self._step, timeline.eval_every))
         known.pending = self._step if due and stopping else None
         if due and not stopping:
             with in_one_piece():
@@ -202,9 +208,9 @@ class TrainingRun:
         if stopping and (due or not at_end):
             raise self._stopped()
         improved = known.best != self._best_at_boundary
-        if force or at_end or improved or timeline.passed(self._boundary, self._step, timeline.checkpoint_every):
+        if force or at_end or improved or timeline.passed(self.boundary_at, self._step, timeline.checkpoint_every):
             self.save()
-        self._boundary, self._best_at_boundary = self._step, known.best
+        self.boundary_at, self._best_at_boundary = self._step, known.best
         known.begin()
 
     def save(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from redco_cli.job import Job
 from redco_cli.recipe.load import shown
 from redco_cli.training.patience import find_patience
 from redco_cli.training.records.metrics import METRICS_NAME, measured, read_records
+from redco_cli.training.saving.outer_state import OuterState
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.timeline import Timeline
 
@@ -44,14 +46,16 @@ class TrainResult:
 def finished(start: Start, job: Job, timeline: Timeline) -> TrainResult | None:
     """What a run that has ended left behind, and says so; None for one that goes on. Writes nothing.
 
-    Only the outer loop of a plugin with `run_fn` knows whether it has ended: such a run always goes on.
+    A run with a `run_fn` has ended when that has returned.
 
     Raises:
         StorageError: its records or its checkpoints cannot be read.
     """
     kept, is_own = start.checkpoints, start.source is start.checkpoints
     patience, at_its_end = find_patience(start, job.recipe.eval), start.step >= timeline.steps
-    if not is_own or start.put_off or not (at_its_end or patience.is_over) or job.plugin.run_fn is not None:
+    loops = job.plugin.run_fn is not None
+    has_ended = kept_by_loop(start).is_over if loops else at_its_end or patience.is_over
+    if not is_own or start.put_off or not has_ended:
         return None
     file = start.directory / METRICS_NAME
     records = read_records(file) if file.exists() else []
@@ -60,8 +64,22 @@ def finished(start: Start, job: Job, timeline: Timeline) -> TrainResult | None:
         for record in records
         if record["kind"] == "eval"
     ]
-    why = f"all {start.step} steps were done before" if at_its_end else f"it ended with step {start.step}, {patience}"
+    ended = "where run_fn returned" if loops else patience
+    why = f"all {start.step} steps were done before" if at_its_end else f"it ended with step {start.step}, {ended}"
     note(f"{shown(start.directory)} is finished: {why}; nothing is trained")
     return TrainResult(
         start.directory, start.step, start.step, {}, evaluations, kept.best(), kept.path(start.step), True
     )
+
+
+def kept_by_loop(start: Start) -> OuterState:
+    """What the outer loop of a run kept; it is over no more in another run, or with another length or code.
+
+    Raises:
+        StorageError: the checkpoint is damaged.
+    """
+    if start.source is None:
+        return OuterState()
+    kept, is_own = start.source.restore_outer(start.step), start.source is start.checkpoints
+    is_new = bool(start.said) or any(change["what"] == "plugin" for change in start.continued.new)
+    return dataclasses.replace(kept, is_over=kept.is_over and is_own and not is_new)

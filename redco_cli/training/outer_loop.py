@@ -9,10 +9,14 @@ There what is due happens, an evaluation or a checkpoint, and there the run ends
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from types import CodeType
 from typing import Any
 
-from redco_cli.console import note
+import jax
+import numpy as np
+
+from redco_cli.console import note, warn
 from redco_cli.errors import PluginError
 from redco_cli.plugin.contract import Context, Example, Params
 from redco_cli.plugin.guard import guarded
@@ -44,10 +48,11 @@ class OuterLoop:
         self.steps, self.examples = setup.timeline.steps, setup.job.train_examples
         self._run, self._predictions = run, restored.predictions
         self._place = f"{setup.job.plugin.file}: run_fn"
-        self._has_worked, self._is_over = False, restored.is_over
+        self._is_over, self._is_fresh = restored.is_over, run.step == 0 and restored.state is None
+        self._has_worked, self._assigned_at, self._uncounted = False, -1, 0
+        self._told: set[str] = set()
         run.outer_state = self._saved
-        if run.evaluations.pending is not None:  # the boundary of the checkpoint is not behind yet
-            run.evaluations.logged |= restored.logged
+        run.evaluations.restore(restored, run.step)
 
     @property
     def ctx(self) -> Context:
@@ -66,7 +71,8 @@ class OuterLoop:
 
     @params.setter
     def params(self, params: Params) -> None:
-        self._has_worked = True
+        self._refuse_other_shapes(params)
+        self._has_worked, self._assigned_at = True, self.step
         self._run.params = params
 
     def train(self, examples: Sequence[Example] | None = None, steps: int | None = None) -> Mapping[str, float]:
@@ -80,9 +86,22 @@ class OuterLoop:
         if steps is not None and (not isinstance(steps, int) or steps < 1):
             raise PluginError(self._place, f"run.train was given steps={steps!r}", "give a positive number")
         self._has_worked = True
+        self._tell_of_the_cap("run.train")
         if examples is None and steps is None:
             return self._run.train()
         return self._run.train_piece(examples, steps)
+
+    def advance(self, steps: int = 1) -> None:
+        """Counts steps that `run_fn` did itself; see `plugin.contract.Run.advance`.
+
+        Raises:
+            PluginError: the number makes no sense.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise PluginError(self._place, f"run.advance was given {steps!r}", "give a positive number of steps")
+        self._has_worked = True
+        self._tell_of_the_cap("run.advance")
+        self._run.advance(min(steps, self.steps - self.step))
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> Mapping[str, float]:
         """Evaluates; see `plugin.contract.Run.evaluate`.
@@ -106,7 +125,18 @@ class OuterLoop:
             return self._run.predict(examples, (self._run.step, self._predictions))
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Records values of the outer loop; see `plugin.contract.Run.log`."""
+        """Records values of the outer loop; see `plugin.contract.Run.log`.
+
+        Raises:
+            PluginError: one is no number, or all of it no mapping.
+        """
+        if not isinstance(values, Mapping):
+            problem = f"run.log was given {values!r:.60}"
+            raise PluginError(self._place, problem, 'give numbers by name: run.log({"return": 1.5})')
+        for name, value in values.items():
+            if np.ndim(value) or not isinstance(value, Real | np.number | jax.Array):
+                problem = f"run.log was given {value!r:.60} for {name}, which is no number"
+                raise PluginError(self._place, problem, "log numbers; keep other things in run.state")
         self._run.evaluations.log(self._run.step, values)
 
     def reset_optimizer(self) -> None:
@@ -120,6 +150,13 @@ class OuterLoop:
             Interrupted, Requeue: a signal asked the run to end; a checkpoint is saved.
             PluginError: `state` cannot be saved, or differs between processes.
         """
+        if self._assigned_at == self.step == self._run.boundary_at and not force:
+            self._uncounted += 1
+        if self._uncounted == 2:  # once is a choice of the best
+            self._tell(
+                "run.params was assigned twice, but no step counted between run.save() and run.save(): nothing becomes "
+                "due by steps; call run.advance() after each update that is not run.train's"
+            )
         digests = process_allgather("run.state", self._saved().digest)
         other = next((index for index, digest in enumerate(digests) if digest != digests[0]), None)
         if other is not None:
@@ -135,23 +172,55 @@ class OuterLoop:
         Raises:
             PluginError: it raised, or did nothing.
         """
+        if self._is_over:  # only an evaluation was left to be done
+            return
         if not _mentions(run_fn.__code__, "save"):
             note("run_fn never calls run.save(): a signal waits for its end, and nothing of it can be continued")
-        is_fresh, began = self.step == 0 and self.state is None, self.step
         with guarded(self._place, "run_fn", self._place.partition(": ")[0]):
             run_fn(self)
-        if is_fresh and not self._has_worked:
+        if self._is_fresh and not self._has_worked:
             problem = "run_fn did nothing: it neither trained, evaluated nor predicted"
             raise PluginError(self._place, problem, "call run.train() in it, or remove it")
-        if not self._is_over or self.step > began:  # a run that is over has nothing more to do at its end
-            self._is_over = True
-            self._run.boundary(at_end=True)
+        self._is_over = True
+        self._run.boundary(at_end=True)
 
     def _saved(self) -> SavedOuterState:
         try:
-            return to_saved(OuterState(self.state, self._predictions, self._run.evaluations.logged, self._is_over))
+            known = self._run.evaluations
+            counted, is_evaluated = self._predictions, known.has(self.step)
+            return to_saved(OuterState(self.state, counted, known.logged, self._is_over, is_evaluated))
         except TypeError as error:
             raise PluginError(self._place, f"{error}, which cannot be saved", f"keep {KINDS}") from None
+
+    def _refuse_other_shapes(self, params: Params) -> None:
+        known, given = (
+            {jax.tree_util.keystr(path, simple=True, separator="/"): np.shape(leaf) for path, leaf in leaves}
+            for leaves in map(jax.tree.leaves_with_path, (self._run.params, params))
+        )
+        found = [f"without {path}" for path in known if path not in given]
+        found += [f"with {path}, which the model has not" for path in given if path not in known]
+        found += [
+            f"with {path} of shape {list(given[path])} instead of {list(shape)}"
+            for path, shape in known.items()
+            if path in given and given[path] != shape
+        ]
+        if found:
+            more = f", and {len(found) - 1} more such" if found[1:] else ""
+            problem = f"run.params was given parameters {found[0]}{more}"
+            raise PluginError(self._place, problem, "assign all of them, as run.params has them: {**run.params, ...}")
+
+    def _tell_of_the_cap(self, call: str) -> None:
+        if self.step >= self.steps:
+            self._tell(
+                f"{call} does nothing more: all {self.steps} steps are done (train.steps); "
+                "a loop of run_fn ends with `while run.step < run.steps`"
+            )
+
+    def _tell(self, text: str) -> None:
+        """Says something once: a loop would say it in every round."""
+        if text not in self._told:
+            self._told.add(text)
+            warn(text)
 
 
 def _mentions(code: CodeType, name: str) -> bool:

@@ -31,6 +31,7 @@ from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.loop import TrainingRun
 from redco_cli.training.optimizer import Schedule, join_segments, make_optimizer, with_clipping
+from redco_cli.training.outcome import kept_by_loop
 from redco_cli.training.outer_loop import OuterLoop
 from redco_cli.training.patience import find_patience
 from redco_cli.training.precision.loss_scale import first_scale
@@ -43,7 +44,6 @@ from redco_cli.training.saving.files.digest import digests
 from redco_cli.training.saving.identity import remembering
 from redco_cli.training.saving.initial import load_initial_params
 from redco_cli.training.saving.meta import Meta
-from redco_cli.training.saving.outer_state import OuterState
 from redco_cli.training.saving.owner import check_owner, write_again
 from redco_cli.training.saving.resume import Start
 from redco_cli.training.setup import Predict, Setup
@@ -158,8 +158,7 @@ def open_run(
         if job.plugin.run_fn is None:
             yield run, None
         else:
-            restored = OuterState() if start.source is None else start.source.restore_outer(start.step)
-            yield run, OuterLoop(run, setup, restored)
+            yield run, OuterLoop(run, setup, kept_by_loop(start))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import pytest
 from redco_cli.errors import PluginError, RecipeError, Requeue
 from redco_cli.run import TrainResult, train
 from redco_cli.training.records.metrics import read_records
+from redco_cli.training.records.runs import summarize
 from redco_cli.training.saving.checkpoint import Checkpoints
 from redco_cli.training.saving.outer_state import OuterState, from_saved, to_saved
 from tests.training.tiny import assert_same_run, final_state
@@ -149,6 +150,92 @@ def test_a_plain_call_is_a_run_without_run_fn() -> None:
 
 
 @pytest.mark.usefixtures("project")
+@pytest.mark.parametrize("body", ["run.train()", "[(run.train(steps=4), run.save()) for _ in range(2)]"])
+def test_a_finished_loop_is_not_called_again(body: str, capfd: pytest.CaptureFixture[str]) -> None:
+    run_fn(f"print('called'); {body}; run.log({{'return': 1}})")
+    first = run("run", "eval.predict=true")
+    files = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.is_file()}
+    assert summarize(Path("run")).state == "finished"
+    assert capfd.readouterr().out.count("called") == 1
+    again = run("run", "eval.predict=true")
+    printed = capfd.readouterr()
+    why = "all 16 steps were done before" if first.step == 16 else "it ended with step 8, where run_fn returned"
+    assert f"run is finished: {why}; nothing is trained\n" in printed.err
+    assert "called" not in printed.out
+    assert again.was_finished
+    assert (again.step, again.best, again.evaluations) == (first.step, first.best, first.evaluations)
+    assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.is_file()} == files
+
+
+@pytest.mark.usefixtures("project")
+def test_a_boundary_that_is_written_again_keeps_its_metric() -> None:
+    """At the end `run_fn` saves the last boundary, or the one that it was killed behind, once more."""
+    run_fn("[(run.train(steps=4), run.log({'return': run.step}), run.save()) for _ in range(3)]")
+    ranked = ["eval.best_metric=return", "eval.best_mode=max"]
+    assert run("run", *ranked).best == 12
+
+
+@pytest.mark.usefixtures("project")
+def test_a_boundary_is_not_evaluated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_fn(
+        "run.state = run.state or {}; [(run.train(steps=4), run.save()) for _ in range((12 - run.step) // 4)]\n"
+        "    if os.environ.get('FAILS'):\n        raise ValueError('behind its last boundary')"
+    )
+    with open("plugin.py", "a") as file:
+        file.write("import os\n")
+    monkeypatch.setenv("FAILS", "1")
+    with pytest.raises(PluginError, match="behind its last boundary"):
+        run()
+    monkeypatch.delenv("FAILS")
+    outcome = run()
+    expected = run("whole")
+    assert kinds("run") == kinds("whole") == [("eval", step) for step in (4, 8, 12)]
+    assert (outcome.best, outcome.step) == (expected.best, expected.step) == (12, 12)
+
+
+@pytest.mark.usefixtures("project")
+def test_updates_of_a_loop_are_counted() -> None:
+    """Generations of an evolution: evaluated, saved and continued by their number, as steps of `train` are."""
+    run_fn(
+        "while run.step < run.steps:\n"
+        "        run.params = jax.tree.map(lambda leaf: 0.9 * leaf, run.params)\n"
+        "        run.advance(3)\n"
+        "        run.log({'generation': run.step})\n"
+        "        run.save()"
+    )
+    with open("plugin.py", "a") as file:
+        file.write("import jax\n")
+    outcome = run("run", "checkpoint.keep=9")
+    assert outcome.step == 16
+    assert next(int(leaf) for path, leaf in final_state("run", 16).items() if "'step'" in path) == 16
+    assert [step for kind, step in kinds("run") if kind == "run"] == [3, 6, 9, 12, 15, 16]
+    assert [step for kind, step in kinds("run") if kind == "eval"] == [6, 9, 12, 16]
+    assert sorted(int(path.name.partition("-")[2]) for path in Path("run").glob("checkpoint-*")) == [6, 9, 12, 16]
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (
+            "[run.train(steps=8) for _ in range(5)]; run.save()",
+            "run.train does nothing more: all 16 steps are done (train.steps); "
+            "a loop of run_fn ends with `while run.step < run.steps`",
+        ),
+        (
+            "[(setattr(run, 'params', run.params), run.save()) for _ in range(5)]",
+            "run.params was assigned twice, but no step counted between run.save() and run.save(): "
+            "nothing becomes due by steps; call run.advance() after each update that is not run.train's",
+        ),
+    ],
+)
+def test_a_loop_that_comes_no_further_is_told_so_once(body: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_fn(body)
+    run()
+    assert " ".join(capsys.readouterr().err.split()).count(told) == 1
+
+
+@pytest.mark.usefixtures("project")
 def test_a_logged_value_can_rank() -> None:
     run_fn("[(run.train(steps=4), run.log({'return': -run.step % 7}), run.save()) for _ in range(4)]")
     outcome = run("run", "eval.best_metric=return", "eval.best_mode=max", "checkpoint.keep=9")
@@ -166,6 +253,15 @@ def test_a_logged_value_can_rank() -> None:
         ("pass", "run_fn did nothing: it neither trained, evaluated nor predicted"),
         ("run.train(steps=1); run.state = {'f': print}; run.save()", "run.state.f is a builtin_function_or_method"),
         ("run.train(steps=1); run.state = {1: 2}; run.save()", "run.state has the key 1"),
+        ("run.advance(0)", "run.advance was given 0"),
+        ("run.log({'text': 'x'})", "run.log was given 'x' for text, which is no number"),
+        ("run.log(7)", "run.log was given 7"),
+        ("run.params = {**run.params, 'new': 1}", "run.params was given parameters with new, which the model has not"),
+        ("run.params = {}", "run.params was given parameters without hidden/bias, and 3 more such"),
+        (
+            "run.params = {**run.params, 'output': {**run.params['output'], 'bias': np.zeros(7)}}",
+            "run.params was given parameters with output/bias of shape [7] instead of [3]",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_an_error_of_run_fn(body: str, problem: str) -> None:

@@ -35,8 +35,8 @@ class RunSummary:
         directory: its output directory.
         state: `running` while a process holds its lease or its records; `held` while its lease is that of a process of
             another machine, of which nothing more is known from here; else, by its newest checkpoint, `finished` at the
-            last step or where `eval.patience` ended it, `stopped` before, and `never saved` without one; `unreadable`
-            where its files are damaged.
+            last step, where `eval.patience` ended it or `run_fn` returned, `stopped` before, and `never saved` without
+            one; `unreadable` where its files are damaged.
         step: optimizer steps recorded or saved.
         saved: the step of its newest checkpoint, where it continues; None without one.
         steps: the length of the run; None where nothing says it.
@@ -133,7 +133,7 @@ def _read(directory: Path) -> RunSummary:
     for record in records:
         if record.get("kind") == "eval" and improves(record.get(metric), best, mode):
             best = (record["step"], record[metric])
-    saved, is_done = _newest_checkpoint(directory)
+    saved, is_done, loop = _newest_checkpoint(directory)
     step = max([record["step"] for record in records] + [saved or 0])
     state: State = "never saved" if saved is None else "stopped"
     holder, runs = holder_of(directory) or (None, False)
@@ -146,7 +146,8 @@ def _read(directory: Path) -> RunSummary:
         until = [record for record in records if record["step"] <= saved]
         patience, at_its_end = section.get("patience"), steps is not None and saved >= steps
         ran_out = isinstance(patience, int) and count_unimproved(until, metric, mode) >= patience
-        state = "finished" if at_its_end or ran_out else "stopped"
+        ended = at_its_end or ran_out if loop is None else loop["is_over"]
+        state = "finished" if ended else "stopped"
     written = max((record["time"] for record in records if "time" in record), default=None)
     holds = named if state in ("running", "held") else None
     return RunSummary(directory, state, step, saved, steps, metric, best, written, "", holds, recipe, records)
@@ -171,16 +172,17 @@ def _section(recipe: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _newest_checkpoint(directory: Path) -> tuple[int | None, bool]:
-    """The step of the newest checkpoint, and whether all that was due at that step was done."""
+def _newest_checkpoint(directory: Path) -> tuple[int | None, bool, Mapping[str, Any] | None]:
+    """The step of the newest checkpoint, whether all that was due then was done, and what an outer loop says of it."""
     names = [_CHECKPOINT.fullmatch(name) for name in next(os.walk(directory), ("", [], []))[1]]
     steps = [int(match[1]) for match in names if match]
     if not steps:
-        return None, False
+        return None, False, None
     meta: Any = {}
     with contextlib.suppress(OSError, ValueError):  # orbax may write it otherwise one day: then nothing was put off
         meta = json.loads((directory / f"checkpoint-{max(steps)}" / "meta" / "metadata").read_bytes())
-    return max(steps), not (isinstance(meta, dict) and meta.get("put_off"))
+    meta = meta if isinstance(meta, dict) else {}
+    return max(steps), not meta.get("put_off"), meta.get("outer")
 
 
 def differing_keys(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -28,12 +28,14 @@ class OuterState:
         predictions: calls of `run.predict` so far.
         logged: values logged since the last boundary.
         is_over: whether `run_fn` has returned.
+        is_evaluated: whether the recipe's data were evaluated at this step.
     """
 
     state: Mapping[str, Any] | None = None
     predictions: int = 0
     logged: Mapping[str, float] = field(default_factory=dict)
     is_over: bool = False
+    is_evaluated: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def to_saved(outer: OuterState) -> SavedOuterState:
         "predictions": outer.predictions,
         "logged": {name: float(value) for name, value in outer.logged.items()},
         "is_over": outer.is_over,
+        "is_evaluated": outer.is_evaluated,
     }
     return SavedOuterState(values, arrays)
 
@@ -102,4 +105,6 @@ def from_saved(values: Mapping[str, Any], arrays: Mapping[str, Any]) -> OuterSta
             return {key: restored(inner) for key, inner in value.items()}
         return [restored(inner) for inner in value] if isinstance(value, list) else value
 
-    return OuterState(restored(values["state"]), int(values["predictions"]), dict(values["logged"]), values["is_over"])
+    counted, logged = int(values["predictions"]), dict(values["logged"])
+    is_evaluated = values.get("is_evaluated", False)  # which earlier versions did not say
+    return OuterState(restored(values["state"]), counted, logged, values["is_over"], is_evaluated)

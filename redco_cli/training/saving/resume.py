@@ -130,6 +130,7 @@ class Start:
         identity: with which code and data it trains.
         source: where the checkpoint to continue is; None to start afresh.
         step: optimizer steps done.
+        metric: the value that ranks the checkpoint to continue; None where it was not evaluated.
         best: step and value of the run's best evaluation until then; None without any.
         put_off: whether the evaluation of this step is still to be done.
         data: where the run was in data of unknown length; None for data whose order follows from the step alone.
@@ -146,6 +147,7 @@ class Start:
     identity: Identity
     source: Checkpoints | None = None
     step: int = 0
+    metric: float | None = None
     best: Best = None
     put_off: bool = False
     data: Mapping[str, Any] | None = None
@@ -216,7 +218,8 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline, identity: Identity) -> 
     meta = source.meta(found.step)
     changed = compared(loaded, identity, source.path(found.step), meta, ranked=ranked)
     same = not changed.eval_changed and all(_at(before, key) == _at(now, key) for key in FREE_WHILE_UNRANKED)
-    at = (source, found.step, meta.best if same else None, meta.put_off, meta.data)
+    metric, best = (meta.metric, meta.best) if same else (None, None)
+    at = (source, found.step, metric, best, meta.put_off, meta.data)
     said, left, folder = found.said, found.left, found.folder
     start = Start(directory, own, loaded.recipe, identity, *at, {}, said, left, folder, changed)
     return start, found.timeline
