@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 from types import FrameType
@@ -20,6 +21,7 @@ def hear_early() -> None:
             signal.signal(number, _end_at_once)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_HEARD, signal.SIGINT))  # `redco launch` blocks them until now
     os.register_at_fork(after_in_child=_forget)
+    atexit.register(_ignore)  # the first to be registered is the last to be called
     from redco_cli.launch.orphan import stop_with_launcher  # only now: what it imports takes time
 
     stop_with_launcher()
@@ -34,6 +36,12 @@ def main() -> None:
         os.write(2, b"interrupted\n")
         os._exit(_INTERRUPTED)
     run()
+
+
+def _ignore() -> None:
+    """An interpreter that ends forgets its handlers first: a signal would undo the exit code of a finished run."""
+    for number in _HEARD:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _forget() -> None:

@@ -72,7 +72,9 @@ class TestExamples:
         losses = [values["loss"] for _, values in outcome.evaluations]
         assert outcome.step == 200
         assert losses[-1] < 0.1 < losses[0]
-        assert train("rounds.yaml", ["mesh.data=1", "logging.plot=false"]).evaluations == []
+        again = train("rounds.yaml", ["mesh.data=1", "logging.plot=false"])
+        assert again.was_finished
+        assert again.evaluations == outcome.evaluations
 
     def test_metrics_of_a_changed_plugin(self):
         loaded = load_recipe("shorter.yaml")

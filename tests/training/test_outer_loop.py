@@ -194,20 +194,27 @@ def test_a_boundary_is_not_evaluated_twice(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("project")
-def test_updates_of_a_loop_are_counted() -> None:
+def test_updates_of_a_loop_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generations of an evolution: evaluated, saved and continued by their number, as steps of `train` are."""
     run_fn(
         "while run.step < run.steps:\n"
         "        run.params = jax.tree.map(lambda leaf: 0.9 * leaf, run.params)\n"
         "        run.advance(3)\n"
         "        run.log({'generation': run.step})\n"
+        "        if run.step == int(os.environ.get('FAILS_AT', -1)):\n"
+        "            raise ValueError('in a generation')\n"
         "        run.save()"
     )
     with open("plugin.py", "a") as file:
-        file.write("import jax\n")
+        file.write("import os\nimport jax\n")
     outcome = run("run", "checkpoint.keep=9")
     assert outcome.step == 16
-    assert next(int(leaf) for path, leaf in final_state("run", 16).items() if "'step'" in path) == 16
+    monkeypatch.setenv("FAILS_AT", "12")
+    with pytest.raises(PluginError, match="in a generation"):
+        run("continued", "checkpoint.keep=9")
+    monkeypatch.delenv("FAILS_AT")
+    run("continued", "checkpoint.keep=9")
+    assert_same_run("continued", "run", 16)
     assert [step for kind, step in kinds("run") if kind == "run"] == [3, 6, 9, 12, 15, 16]
     assert [step for kind, step in kinds("run") if kind == "eval"] == [6, 9, 12, 16]
     assert sorted(int(path.name.partition("-")[2]) for path in Path("run").glob("checkpoint-*")) == [6, 9, 12, 16]

@@ -206,6 +206,23 @@ def test_a_signal_while_the_command_is_being_imported_asks_for_a_requeue(number:
     assert (child.returncode, said) == (75, f"{signal.Signals(number).name}: nothing was to be saved\n")
 
 
+LATE = """
+import os, signal
+from redco_cli.__main__ import hear_early
+hear_early()
+class Late:
+    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGTERM):
+        kill(me, number)
+late = Late()
+print("done")
+"""
+
+
+def test_a_signal_while_the_interpreter_ends_leaves_the_exit_code() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
 HANGUP = """
 import os, signal, sys, time
 signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
