@@ -14,6 +14,8 @@ FLOPS = 150e12
 """Of one device of an unknown kind, as an A100 or a TPU v4 reaches in bfloat16 training."""
 FAST_LINK, SLOW_LINK = 200e9, 25e9
 """Bytes per second of one device within a host (NVLink, ICI) and between hosts (a 200 Gbit/s network)."""
+WAIT = 10e-6
+"""Seconds that a transfer between activations takes at least, whatever its bytes: assumed, as NCCL's within a host."""
 REACHED, REACHED_LINK = 0.5, 0.7
 """Of the peaks of a known chip, what training reaches: guesses by which ways are ranked."""
 

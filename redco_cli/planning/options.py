@@ -3,7 +3,8 @@
 Time is a roofline, to rank ways and not to promise anything: on n devices, with the matrix products of the traced loss
 and its gradient, recomputed ones among them,
 
-    seconds = max(products / (n · FLOPS), bytes to the host and back / their link)  +  Σ bytes moved / their link
+    seconds = max(products / (n · FLOPS), bytes to the host and back / their link)
+              + Σ bytes sent in rings / their link  +  transfers between activations · WAIT
 
 Axes are laid out with `tensor` innermost, so that it stays within a host; an axis whose devices stand in several hosts
 moves its bytes over the slow link.
@@ -21,14 +22,15 @@ import jax
 from redco_cli.errors import DeviceError, ModelError
 from redco_cli.models.decoder.block import Remat
 from redco_cli.placement import read_program
-from redco_cli.planning.devices import Devices
+from redco_cli.planning.devices import WAIT, Devices
 from redco_cli.planning.workload import Workload
 from redco_cli.plugin.state import Variables
 from redco_cli.sharding.batch_shards import batch_sharded
+from redco_cli.sharding.compiled.timeline import sent_bytes
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.derive import make_plan
-from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Collective, Plan
-from redco_cli.sharding.predict.collectives import GRADIENTS, PER_PASS
+from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Plan
+from redco_cli.sharding.predict.collectives import PER_PASS, in_a_step
 from redco_cli.sharding.predict.memory import StepConfig, StepMemory, TracedLoss, estimate
 from redco_cli.sharding.program.flops import Products
 from redco_cli.sharding.program.reading import Reading
@@ -90,6 +92,8 @@ class Planner:
         self._loss = loss
         with batch_sharded(size) as shards:
             self.reading: Reading = read_program(loss, workload.abstract, batch)
+        read = self.reading
+        self._kept = sum(one.bytes for one in read.parameters) / sum(map(read.bytes_where_used, read.parameters))
         self._by_shards = shards.consulted
         self._programs: dict[int, TracedLoss] = {}
         self._trainable, self._frozen = partition(workload.abstract.params, workload.frozen)
@@ -113,17 +117,19 @@ class Planner:
         config = StepConfig(min(passes, 2), cpu_backend=eager, **how)
         memory = self._memory(plan, micro_batch_size, config)
         scale = self.workload.global_batch_size / self._size
-        moved = _per_step(plan.collectives, passes, scale, reshard_after_forward or self.workload.remat != "none")
+        moved = in_a_step(plan.collectives, passes, scale, regathers=reshard_after_forward, kept=self._kept)
         per_host = max(1, self._devices.count // self._devices.hosts)
-        slow = sum(c.bytes for c in moved if _spans_hosts(c.axis, plan.mesh, per_host))
-        fast = sum(c.bytes for c in moved) - slow
+        sent = [sent_bytes(one, plan.mesh) for one in moved]
+        slow = sum(sent[i] for i, one in enumerate(moved) if _spans_hosts(one.axis, plan.mesh, per_host))
+        fast = sum(sent) - slow
         traced = self._program(plan.mesh[DATA] * plan.mesh[FSDP]).products
         products = Products(*(int(scale * number) for number in astuple(traced)))
         seconds = products.flops / (self._devices.count * self._devices.flops(self.workload.dtype))
         if memory.on_host and self._devices.host_link is not None:
             seconds = max(seconds, 2 * passes * memory.on_host / self._devices.host_link)
         fast_link, slow_link = self._devices.links
-        seconds += slow / slow_link + fast / fast_link
+        waits = sum(one.count for one in moved if one.what not in PER_PASS)
+        seconds += slow / slow_link + fast / fast_link + waits * WAIT
         plan = replace(plan, collectives=moved)
         return Option(
             self.workload, plan, micro_batch_size, reshard_after_forward, memory, slow, fast, seconds, products
@@ -269,20 +275,6 @@ def _is_plain(option: Option, devices: Devices) -> bool:
     """Nothing that recomputing could make better: it fits in one pass without splitting layers."""
     whole = option.micro_batch_size == option.workload.global_batch_size
     return option.fits(devices.memory) and whole and option.plan.mesh[TENSOR] == 1 and not option.reshard_after_forward
-
-
-def _per_step(moved: Sequence[Collective], passes: int, scale: float, regathers: bool) -> tuple[Collective, ...]:
-    """What a step of several passes moves: parameters and gradients in each, activations in proportion to the batch."""
-    found = []
-    for one in moved:
-        if one.what == GRADIENTS and one.axis == DATA:
-            found.append(one)  # once, behind the last pass
-        elif one.what in PER_PASS:
-            twice = 2 if regathers and one.kind == "all-gather" else 1
-            found.append(replace(one, count=one.count * passes * twice, bytes=one.bytes * passes * twice))
-        else:
-            found.append(replace(one, count=one.count * passes, bytes=int(one.bytes * scale)))
-    return tuple(found)
 
 
 def _spans_hosts(axes: str, mesh: Mapping[str, int], per_host: int) -> bool:

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from redco_cli.planning.parameter_groups import ParameterGroup, group_parameters
 from redco_cli.planning.timing import Constant, Speed, Term
 from redco_cli.sharding.compiled.schedule import Written
+from redco_cli.sharding.compiled.timeline import sent_bytes
 from redco_cli.sharding.plan import Collective, Plan, Row
 
 
@@ -247,12 +248,16 @@ def build_report(
         device_memory=device_memory,
         fits=None if device_memory is None else memory.total <= device_memory,
         remedies=tuple(remedies),
-        collectives=plan.collectives,
+        collectives=_sent(plan.collectives, plan.mesh),
         warnings=plan.warnings,
-        compiled=compiled,
+        compiled=compiled and dataclasses.replace(compiled, collectives=_sent(compiled.collectives, plan.mesh)),
         speed=speed,
         comparison=None,
     )
+
+
+def _sent(moved: Sequence[Collective], mesh: Mapping[str, int]) -> tuple[Collective, ...]:
+    return tuple(dataclasses.replace(one, bytes=sent_bytes(one, mesh)) for one in moved)
 
 
 def as_json(report: Report) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class Collective:
         axis: the mesh axis it runs over; several joined by `+`.
         what: what is moved, in the model's terms.
         count: how often in a step.
-        bytes: result bytes on one device, all of them together.
+        bytes: result bytes on one device, all of them together; in a report, what one device sends for them in a ring.
     """
 
     kind: str

@@ -100,17 +100,17 @@ def test_collectives_compiled_runners_up_and_warnings_without_a_terminal():
         tail
         == """\
 collectives in a step  mesh axis  count  bytes per device  what
-all-gather             fsdp          96          1.31 GiB  weights of h, where they are used
+all-gather             fsdp          96          1008 MiB  weights of h, where they are used
 all-reduce             tensor        96           768 MiB  activations after attn/c_proj and mlp/c_proj
-reduce-scatter         fsdp         148           169 MiB  gradients
+reduce-scatter         fsdp         148           508 MiB  gradients
 total                                            2.23 GiB
 
 compiled in 7.2s   mesh axis  predicted  compiled
-all-gather         fsdp        1.31 GiB   1.3 GiB
+all-gather         fsdp        1008 MiB  1001 MiB
 all-reduce         tensor       768 MiB   768 MiB
-reduce-scatter     fsdp         169 MiB       0 B
-all-reduce         fsdp             0 B      64 B
-total                          2.23 GiB  2.05 GiB
+reduce-scatter     fsdp         508 MiB       0 B
+all-reduce         fsdp             0 B      96 B
+total                          2.23 GiB  1.73 GiB
 memory per device              3.29 GiB   3.5 GiB
 
 mesh                             remat  micro-batch    memory   traffic  why

@@ -51,8 +51,8 @@ def test_base_and_adapter_are_planned_apart(recipe: str) -> None:
 def test_a_step_moves_the_sum_of_the_rows_and_gradients_of_the_adapter(recipe: str) -> None:
     moved = {(one.kind, one.axis, one.what): one.bytes for one in inspect(recipe, mesh=TENSOR8).collectives}
     assert moved == {
-        ("all-reduce", "tensor", "partial sums of a matmul"): 4 * 8 * 32,
-        ("all-reduce", "tensor", "gradients"): 4 * (32 * 4 + 4 * 32),  # of A beside columns, and of B beside rows
+        ("all-reduce", "tensor", "partial sums of a matmul"): 2 * 7 * 4 * 8 * 32 // 8,
+        ("all-reduce", "tensor", "gradients"): 2 * 7 * 4 * (32 * 4 + 4 * 32) // 8,  # of A beside columns, B beside rows
     }
 
 

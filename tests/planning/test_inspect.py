@@ -26,7 +26,7 @@ def test_the_figures_of_a_report_agree() -> None:
     assert len(report.runners_up) == 3
     assert report.chosen.reason == (
         "the fastest of the 10 configurations that fit, by estimate; "
-        "in a step a device moves 0 B between hosts, 453 KiB within its own"
+        "in a step a device moves 0 B between hosts, 455 KiB within its own"
     )
     assert all(choice.reason.startswith("estimated 1.") for choice in report.runners_up)
 

@@ -8,9 +8,11 @@ import pytest
 
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.errors import DeviceError
-from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, Devices
+from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, WAIT, Devices
 from redco_cli.planning.options import Planner, meshes, options
 from redco_cli.planning.workload import Workload, find_workload
+from redco_cli.sharding.compiled.timeline import sent_bytes
+from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.program.flops import count_products
 from tests.projects import LLAMA
 
@@ -78,9 +80,9 @@ def test_an_axis_that_spans_hosts_moves_its_bytes_slowly(tiny: Workload) -> None
     found = {tuple(way.plan.mesh.values()): way for way in ways}
     for mesh, axes in spanning.items():
         way = found[mesh]
-        moved = way.plan.collectives
-        slow = sum(one.bytes for one in moved if set(one.axis.split("+")) & axes)
-        assert (way.slow, way.fast) == (slow, sum(one.bytes for one in moved) - slow), mesh
+        moved = [(one.axis.split("+"), sent_bytes(one, way.plan.mesh)) for one in way.plan.collectives]
+        slow = sum(sent for over, sent in moved if set(over) & axes)
+        assert (way.slow, way.fast) == (slow, sum(sent for _, sent in moved) - slow), mesh
         assert slow > 0
     one_host, _ = options(tiny, Devices(8, 1, None))
     assert {way.slow for way in one_host} == {0}
@@ -93,7 +95,9 @@ def test_time_is_computation_and_what_each_link_moves(tiny: Workload) -> None:
     for way in options(tiny, Devices(8, 2, None))[0]:
         assert way.products.flops == pytest.approx(3 * forward.flops, rel=0.01)
         compute = way.products.flops / (8 * 150e12)
-        assert way.seconds == pytest.approx(compute + way.slow / SLOW_LINK + way.fast / FAST_LINK)
+        waits = sum(one.count for one in way.plan.collectives if one.what not in PER_PASS)
+        expected = compute + way.slow / SLOW_LINK + way.fast / FAST_LINK + waits * WAIT
+        assert way.seconds == pytest.approx(expected)
 
 
 def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
@@ -106,7 +110,7 @@ def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
     rest = [way.memory.total for way in ways[sum(fits) :]]
     assert rest == sorted(rest)
     best = ways[0]
-    assert (best.workload.remat, best.micro_batch_size < 16) == ("dots", True)
+    assert (best.workload.remat, best.micro_batch_size < 16) == ("attention", True)
     plenty = options(tiny, Devices(8, 1, GiB))[0]
     assert plenty[0].plan.mesh == {"data": 8, "fsdp": 1, "tensor": 1}
     assert {(way.workload.remat, way.micro_batch_size) for way in plenty} == {("none", 16)}

@@ -240,7 +240,9 @@ def test_the_figures_of_a_report():
     assert report.bytes == 4 * 354_823_168
     assert report.devices == 8
     assert report.memory.parameters == sum(group.bytes_per_device for group in report.groups)
-    assert report.collectives == COLLECTIVES
+    sent = [3 * COLLECTIVES[0].bytes // 4, COLLECTIVES[1].bytes, 3 * COLLECTIVES[2].bytes]
+    assert [one.bytes for one in report.collectives] == sent  # in rings of four and two devices
+    assert [(one.kind, one.count) for one in report.collectives] == [(one.kind, one.count) for one in COLLECTIVES]
 
 
 @pytest.mark.parametrize(("device_memory", "fits"), [(None, None), (700, True), (699, False)])

@@ -13,7 +13,7 @@ from redco_cli.chips.target import Target
 from redco_cli.planning.options import Option
 from redco_cli.sharding.compiled.timeline import HOST, Arrival, Event, Span, Transfer, ring_bytes
 from redco_cli.sharding.compiled.work import Work
-from redco_cli.sharding.plan import AXES, DATA, Collective
+from redco_cli.sharding.plan import AXES, Collective
 from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.program.flops import Products
 
@@ -26,7 +26,6 @@ OVERLAPPED = 0.5
 """Share of the traffic of parameters and gradients that moves beside work: assumed; compiled steps have 0 to 0.8."""
 SLOWER, FASTER = 1.3, 0.8
 """By how much a planned time may be off beyond the range of the speeds: assumed."""
-_HALF = ("bfloat16", "float16")
 
 
 def planned_events(option: Option, products: Products, passes: float, target: Target) -> tuple[Event, ...]:
@@ -69,11 +68,7 @@ def _updated(option: Option) -> int:
 def _transfer(one: Collective, name: str, share: float, option: Option, target: Target) -> Transfer:
     axes = tuple(axis for axis in AXES if axis in one.axis.split("+"))
     span = span_of(axes, option.plan.mesh, target)
-    moved = one.bytes
-    several = option.micro_batch_size < option.workload.global_batch_size  # their gradients are added up in float32
-    if one.what in PER_PASS and option.workload.dtype in _HALF and not (several and one.axis == DATA):
-        moved //= 2  # parameters in float32 are cast before they are gathered, and gradients before they are added up
-    return Transfer(name, one.kind, axes, int(share * ring_bytes(one.kind, moved, span.devices)), span)
+    return Transfer(name, one.kind, axes, int(share * ring_bytes(one.kind, one.bytes, span.devices)), span)
 
 
 def span_of(axes: Sequence[str], mesh: Mapping[str, int], target: Target) -> Span:

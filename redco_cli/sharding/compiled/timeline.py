@@ -14,6 +14,7 @@ A collective that is not started by an instruction of its own is a `Transfer` an
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from redco_cli.sharding.compiled.hlo import trip_count as trips_of
 from redco_cli.sharding.compiled.schedule import NO_KERNEL, SCATTERED, is_start, is_step
 from redco_cli.sharding.compiled.traffic import KINDS, device_groups, spanned_axes
 from redco_cli.sharding.compiled.work import Work, bytes_in_memory, work_of
+from redco_cli.sharding.plan import Collective
 
 HOST, PREFETCH = "host copy", "prefetch"
 _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start", "async-start")
@@ -132,6 +134,21 @@ def ring_bytes(kind: str, result: int, devices: int) -> int:
     if kind in ("all-gather", "all-to-all", "ragged-all-to-all"):
         return result * (devices - 1) // devices
     return 2 * result * (devices - 1) // devices if kind == "all-reduce" else result
+
+
+def sent_bytes(one: Collective, mesh: Mapping[str, int]) -> int:
+    """What each device sends in a step for one kind of collective.
+
+    Args:
+        one: with the bytes of its results.
+        mesh: axis to size.
+
+    Example:
+        >>> sent_bytes(Collective("all-reduce", "data+fsdp", "gradients", 3, 800), {"data": 2, "fsdp": 4, "tensor": 1})
+        1400
+    """
+    devices = math.prod(mesh[axis] for axis in one.axis.split("+") if axis) if one.axis else math.prod(mesh.values())
+    return ring_bytes(one.kind, one.bytes, devices)
 
 
 def to_json(events: Sequence[Event]) -> list[Any]:

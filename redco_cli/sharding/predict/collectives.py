@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Candidate, Costs
 from redco_cli.sharding.decide.layout import Layout, dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
+from redco_cli.sharding.program.events import PossibleCollective
 from redco_cli.sharding.program.reading import Parameter, Reading
 
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
+AGAIN = "parameters, where layers are recomputed"
 ROWS = "rows that are looked up"
-PER_PASS = (PARAMETERS, GRADIENTS)
+PER_PASS = (PARAMETERS, AGAIN, GRADIENTS)
 """What is moved in every pass, whatever the size of its batch."""
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 ALL_TO_ALL = "all-to-all"
@@ -40,25 +43,42 @@ def predict_collectives(
     """
     moved: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     costs = Costs(reading.collectives, reading.split_batch(sizes[DATA] * sizes[FSDP]))
-    for candidate in chosen:
-        for collective in costs.collectives(axis for axis, ways in candidate.ways.items() if ways > 1):
-            moved[collective.kind, TENSOR, collective.what] += [
-                costs.bytes(collective, candidate.ways) // collective.count
-            ] * collective.count
+    for collective, ways in _between_activations(chosen, costs):
+        each = costs.bytes(collective, ways) // collective.count
+        moved[collective.kind, TENSOR, collective.what] += [each] * collective.count
     for collective in costs.collectives(_cut_axes(reading, chosen, layouts)):
         moved[collective.kind, TENSOR, collective.what] += [costs.bytes(collective, {}) // sizes[TENSOR]]
     beside = _beside_split(reading, layouts)
     for parameter, layout in zip(reading.parameters, layouts, strict=True):
-        found = _where_used(parameter, layout, sizes)
+        whole = reading.bytes_where_used(parameter)
+        # A table whose rows move is gathered all the same where it is a head, too.
+        used = _axes(layout.gathered) - ({FSDP} if parameter.path in reading.uses else set())
+        found = _where_used(whole, layout, used, sizes, is_recomputed=reading.is_recomputed(parameter))
         found += _rows(parameter, layout, reading, sizes, is_frozen=parameter.path in frozen)
         if parameter.path not in frozen:
             is_summed = bool(parameter.axes & beside) and TENSOR not in _axes(layout.gathered)
-            found += _gradient(parameter, layout, sizes, is_summed=is_summed)
+            found += _gradient(whole, layout, used, sizes, is_summed=is_summed)
         for key, size in found:
             moved[key].append(size)
     return tuple(
         Collective(kind, axis, what, len(each), sum(each)) for (kind, axis, what), each in moved.items() if sum(each)
     )
+
+
+def _between_activations(
+    chosen: Sequence[Candidate], costs: Costs
+) -> list[tuple[PossibleCollective, Mapping[Axis, int]]]:
+    """What moves because axes are split, with their ways; of one array's gradients the largest: their sum is moved."""
+    found: list[tuple[PossibleCollective, Mapping[Axis, int]]] = []
+    largest: dict[int, tuple[PossibleCollective, Mapping[Axis, int]]] = {}
+    for candidate in chosen:
+        for one in costs.collectives(axis for axis, ways in candidate.ways.items() if ways > 1):
+            known = largest.get(id(one.of))
+            if one.of is None:
+                found.append((one, candidate.ways))
+            elif known is None or costs.bytes(*known) < costs.bytes(one, candidate.ways):
+                largest[id(one.of)] = one, candidate.ways
+    return found + list(largest.values())
 
 
 def _rows(
@@ -71,8 +91,8 @@ def _rows(
     if sizes[FSDP] == 1 or not (features or indexed):
         return []
     lookups = reading.rows[parameter.path]
-    of_one = math.prod(axis.size for dim in lookups[0].features for axis in factors(dim)) * parameter.dtype.itemsize
-    size = sum(lookup.rows for lookup in lookups) // (sizes[DATA] * sizes[FSDP]) * of_one
+    of_one = math.prod(axis.size for dim in lookups[0].features for axis in factors(dim))
+    size = sum(lookup.rows * lookup.itemsize for lookup in lookups) // (sizes[DATA] * sizes[FSDP]) * of_one
     there, back = (ALL_TO_ALL, size), (ALL_TO_ALL, size)
     if indexed:
         there, back = (REDUCE_SCATTER, size), (ALL_GATHER, size * sizes[FSDP])
@@ -82,27 +102,58 @@ def _rows(
 Moved = list[tuple[tuple[str, str, str], int]]
 
 
-def _where_used(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Moved:
-    """Gathering one parameter where it is used."""
-    stored, used = _axes(layout.stored), _axes(layout.gathered)
-    whole = parameter.bytes // math.prod(sizes[axis] for axis in used)
-    gathered = "+".join(axis for axis in (FSDP, TENSOR) if axis in stored - used)
-    return [((ALL_GATHER, gathered, PARAMETERS), whole)] if parameter.bytes // layout.ways(sizes) < whole else []
+def _where_used(
+    size: int, layout: Layout, used: Collection[str], sizes: Mapping[str, int], *, is_recomputed: bool
+) -> Moved:
+    """Gathering one parameter of so many bytes to where it is used."""
+    stored = _axes(layout.stored)
+    whole = size // math.prod(sizes[axis] for axis in used)
+    gathered = "+".join(axis for axis in (FSDP, TENSOR) if axis in stored and axis not in used)
+    uses = (PARAMETERS, AGAIN) if is_recomputed else (PARAMETERS,)
+    return [((ALL_GATHER, gathered, use), whole) for use in uses] if size // layout.ways(sizes) < whole else []
 
 
-def _gradient(parameter: Parameter, layout: Layout, sizes: Mapping[str, int], *, is_summed: bool) -> Moved:
+def _gradient(size: int, layout: Layout, used: Collection[str], sizes: Mapping[str, int], *, is_summed: bool) -> Moved:
     """Adding up the gradient of one parameter; over `tensor` too where each device of it has a part of the sum."""
     found, stored = [], _axes(layout.stored)
-    shard = parameter.bytes // layout.ways(sizes)
+    shard = size // layout.ways(sizes)
     if is_summed:
         over = [axis for axis in (DATA, FSDP, TENSOR) if sizes[axis] > 1]
-        return [((ALL_REDUCE, "+".join(over), GRADIENTS), parameter.bytes)]
-    if FSDP in stored - _axes(layout.gathered) and sizes[FSDP] > 1:
+        return [((ALL_REDUCE, "+".join(over), GRADIENTS), size)]
+    if FSDP in stored and FSDP not in used and sizes[FSDP] > 1:
         found.append(((REDUCE_SCATTER, FSDP, GRADIENTS), shard))
     batch = [axis for axis in (DATA, FSDP) if sizes[axis] > 1 and axis not in stored]
     if batch:
         found.append(((ALL_REDUCE, "+".join(batch), GRADIENTS), shard))
     return found
+
+
+def in_a_step(
+    moved: Sequence[Collective], passes: int, scale: float, *, regathers: bool, kept: float
+) -> tuple[Collective, ...]:
+    """What a step of several passes moves: parameters and gradients in each, activations in proportion to the batch.
+
+    Args:
+        moved: in one forward and backward pass.
+        passes: how many.
+        scale: examples of a step to those of that pass.
+        regathers: whether all parameters are gathered once more in the backward pass.
+        kept: bytes of a gradient as passes add it up, to those that one of them makes.
+    """
+    found = []
+    for one in moved:
+        if one.what == GRADIENTS and one.axis == DATA:
+            found.append(
+                one if passes == 1 else replace(one, bytes=int(kept * one.bytes))
+            )  # once, behind the last pass
+        elif one.what == AGAIN and regathers:
+            continue  # they are among all
+        elif one.what in PER_PASS:
+            twice = 2 if regathers and one.kind == ALL_GATHER else 1
+            found.append(replace(one, count=one.count * passes * twice, bytes=one.bytes * passes * twice))
+        else:
+            found.append(replace(one, count=one.count * passes, bytes=int(one.bytes * scale)))
+    return tuple(found)
 
 
 def _beside_split(reading: Reading, layouts: Sequence[Layout]) -> set[Axis]:

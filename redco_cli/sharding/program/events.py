@@ -18,12 +18,14 @@ class Value(NamedTuple):
         requires_grad: a gradient flows through it.
         from_batch: it depends on the batch: an activation. Without, it is a weight or a constant.
         path: path of the one parameter that it was made of, seen in another way perhaps; else empty.
+        origin: the same, also where no gradient goes back to the parameter.
     """
 
     dims: tuple[Dim, ...]
     requires_grad: bool
     from_batch: bool
     path: str = ""
+    origin: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class PossibleCollective:
         itemsize: bytes of an element.
         count: how often in a step.
         what: what is moved, in a few words.
+        of: the array whose gradient it is, of which compilers add up all parts before they move them once; else None.
     """
 
     kind: str
@@ -45,6 +48,7 @@ class PossibleCollective:
     itemsize: int
     count: int
     what: str
+    of: Value | None = None
 
 
 class ActivationProduct(NamedTuple):
@@ -81,6 +85,20 @@ class Matmul(NamedTuple):
     result: tuple[Dim, ...]
 
 
+class Use(NamedTuple):
+    """A parameter in a product, whole, whether or not a gradient goes back to it from there.
+
+    Attributes:
+        path: of the parameter.
+        itemsize: bytes of an element, as it is multiplied.
+        recomputed: inside what the backward pass computes once more, from parameters that are gathered once more.
+    """
+
+    path: str
+    itemsize: int
+    recomputed: bool
+
+
 class RowLookup(NamedTuple):
     """Rows of a parameter that are looked up for examples.
 
@@ -88,11 +106,13 @@ class RowLookup(NamedTuple):
         path: of the parameter.
         features: its dims that are taken whole.
         rows: how many are looked up.
+        itemsize: bytes of an element, as they are used.
     """
 
     path: str
     features: tuple[Dim, ...]
     rows: int
+    itemsize: int
 
 
 def itemsize(aval: Any) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, mark_layer, split, unify
-from redco_cli.sharding.program.events import RowLookup, Value
+from redco_cli.sharding.program.events import RowLookup, Value, itemsize
 from redco_cli.sharding.program.walk import Walk, combined, rule, viewed
 
 
@@ -100,7 +100,9 @@ def _gather(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         walk.lookups.extend(indexed)
         if indices.from_batch and all(slices[i] == aval.shape[i] for i in kept):
             features = tuple(table.dims[i] for i in kept)
-            walk.rows.append(RowLookup(table.path, features, math.prod(equation.invars[1].aval.shape[:-1])))
+            rows, used = equation.outvars[0], walk.casts.get(equation.outvars[0], aval.dtype)
+            count = math.prod(equation.invars[1].aval.shape[:-1])
+            walk.rows.append(RowLookup(table.path, features, count, min(itemsize(rows.aval), used.itemsize)))
     return [Value(result.dims, table.requires_grad, table.from_batch or indices.from_batch)]
 
 

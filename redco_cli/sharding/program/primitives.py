@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, factors, fresh, fresh_dims, mark_layer, reshape, split, unify
-from redco_cli.sharding.program.events import ActivationProduct, Matmul, Value
+from redco_cli.sharding.program.events import ActivationProduct, Matmul, Use, Value, itemsize
 from redco_cli.sharding.program.walk import Walk, combined, constant, rule, viewed
 
 ELEMENTWISE = """
@@ -61,7 +61,7 @@ def _shown(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 
 @rule("stop_gradient")
 def _stop_gradient(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    return [Value(x.dims, requires_grad=False, from_batch=x.from_batch) for x in operands]
+    return [Value(x.dims, requires_grad=False, from_batch=x.from_batch, origin=x.origin) for x in operands]
 
 
 @rule(
@@ -99,7 +99,7 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         walk.may_need("all-reduce", contracted, result, equation.outvars[0].aval, "partial sums of a matmul")
     for x, aval, free in ((left, left_aval, right_free), (right, right_aval, left_free)):
         if x.requires_grad and x.from_batch and not _is_summed_later(x):
-            walk.may_need("all-reduce", free, x, aval, "gradient of a matmul's input")
+            walk.may_need("all-reduce", free, x, aval, "gradient of a matmul's input", of=x)
     composed = any(
         x.requires_grad and not x.from_batch and not x.path for x in (left, right)
     )  # such as learned queries
@@ -109,9 +109,10 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         )
     else:
         walk.batched.extend(batch)
-    for x, other, free in ((left, right, left_free), (right, left, right_free)):
+    for x, aval, other, free in ((left, left_aval, right, left_free), (right, right_aval, left, right_free)):
         if other.from_batch and not x.from_batch:
             walk.matmuls.append(Matmul(x.path, x.dims, tuple(contracted), tuple(free), other.dims, result.dims))
+            walk.uses.append(Use(x.origin, itemsize(aval), walk.recomputes))
     for group in groups:
         walk.batched.append(right.dims[group])
         walk.may_need("all-reduce", [right.dims[group]], result, equation.outvars[0].aval, "partial sums of experts")
@@ -250,6 +251,7 @@ def _conv(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         walk.needs_whole([left.dims[i]], left, equation.invars[0].aval, "edges of an image")
     result = combined(operands, dims)
     walk.matmuls.append(Matmul(right.path, right.dims, (right_in,), (right_out,), left.dims, result.dims))
+    walk.uses.append(Use(right.origin, itemsize(equation.invars[1].aval), walk.recomputes))
     if groups == 1:
         unify(left_feature, right_in)
         walk.may_need("all-reduce", [right_in], result, aval, "partial sums of a convolution")

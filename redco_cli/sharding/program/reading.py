@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.program import indexing, marks, primitives, shard_map  # noqa: F401  rules register themselves
-from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Value
+from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Use, Value
+from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.walk import Walk
 
-_Event = TypeVar("_Event", Matmul, RowLookup)
+_Event = TypeVar("_Event", Matmul, RowLookup, Use)
 
 FEWER = 4
 """So many times fewer experts than features does a router make at least."""
@@ -79,6 +80,7 @@ class Reading:
         arrays: axes of each array of two dims or more, factors in order.
         heads: axes that attention keeps apart.
         matmuls: for the path of a weight, what it is multiplied with.
+        uses: for the path of a parameter, the products that it is in.
         weight_axes: axes of everything that is multiplied with an activation.
         produced: axes of activations that a weight brings: by a matmul, or by looking up its rows.
         by_hand: those of them that a `shard_map` splits weights by.
@@ -101,6 +103,7 @@ class Reading:
     arrays: frozenset[frozenset[Axis]]
     heads: frozenset[Axis]
     matmuls: Mapping[str, tuple[Matmul, ...]]
+    uses: Mapping[str, tuple[Use, ...]]
     weight_axes: frozenset[Axis]
     produced: frozenset[Axis]
     by_hand: frozenset[Axis]
@@ -116,6 +119,16 @@ class Reading:
     def batch_axes(self) -> frozenset[Axis]:
         """Axes of the examples."""
         return frozenset(axis for dim in self.batch_dims for axis in dim)
+
+    def bytes_where_used(self, parameter: Parameter) -> int:
+        """Of a whole parameter as products take it: it is cast before it is gathered, and so is its gradient."""
+        own = int(parameter.dtype.itemsize)
+        used = max((one.itemsize for one in self.uses.get(parameter.path, ())), default=own)
+        return parameter.bytes // own * min(own, used)
+
+    def is_recomputed(self, parameter: Parameter) -> bool:
+        """Whether the backward pass gathers it once more, as it computes once more what it is used in."""
+        return any(one.recomputed for one in self.uses.get(parameter.path, ()))
 
     def split_batch(self, ways: int) -> dict[Axis, int]:
         """Into how many parts each axis of the examples is split where the batch is split into `ways`, major first."""
@@ -150,9 +163,9 @@ def parameters_only(params: Any) -> Reading:
 def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
     leaves, treedef = jax.tree.flatten_with_path(params)
     paths = ["/".join(_key(key) for key in path) for path, _ in leaves]
-    walk = Walk()
+    walk = Walk(casts(closed))
     arguments = [
-        Value(fresh_dims(leaf.shape), requires_grad=True, from_batch=False, path=path)
+        Value(fresh_dims(leaf.shape), requires_grad=True, from_batch=False, path=path, origin=path)
         for path, (_, leaf) in zip(paths, leaves, strict=True)
     ]
     arguments += [
@@ -179,6 +192,7 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         frozenset(_axes(dims) for dims in (*walk.arrays, *(parameter.dims for parameter in parameters))),
         frozenset(heads),
         _by_path(walk.matmuls),
+        _by_path(walk.uses),
         _axes(dim for matmul in walk.matmuls for dim in matmul.weight),
         _axes(dim for matmul in walk.matmuls for dim in matmul.produced) | _axes(walk.by_hand),
         _axes(walk.by_hand),

@@ -7,17 +7,28 @@ that hold programs themselves. Loops run once over their body: what a carry is b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.extend import core
 
 from redco_cli.sharding.axes import Dim, fresh_dims, mark_layer, unify
-from redco_cli.sharding.program.events import ActivationProduct, Matmul, PossibleCollective, RowLookup, Value, itemsize
+from redco_cli.sharding.program.events import (
+    ActivationProduct,
+    Matmul,
+    PossibleCollective,
+    RowLookup,
+    Use,
+    Value,
+    itemsize,
+)
 from redco_cli.sharding.program.reference import reference_jaxpr
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
 _RULES: dict[str, Rule] = {}
+_VIEWS = ("reshape", "transpose", "convert_element_type")
+"""Of one array, the same view is one array too, however often a program takes it."""
+_RECOMPUTED = ("remat", "remat2", "checkpoint")
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -38,27 +49,33 @@ class Walk:
         arrays: dims of every array of two dims or more.
         activation_products: products of two activations.
         matmuls: products of an activation with a weight.
+        uses: parameters in them.
         lookups: indexed dims of gathers from weights.
         rows: what is looked up for examples.
         batched: dims that a weight and an activation have both without summing over them, such as experts.
         ranked: dims along which the largest elements are picked.
         devices: inside a `shard_map`, mesh axis to the dim along it.
         by_hand: factors of weights that a `shard_map` splits.
+        casts: in what other precision rows are used that are looked up, by their variable.
+        recomputes: inside what the backward pass computes once more.
         unknown: primitives that were not understood, and how often they met a gradient.
     """
 
-    def __init__(self) -> None:
-        """Nothing is known yet."""
+    def __init__(self, casts: Mapping[Any, Any] | None = None) -> None:
+        """Nothing is known yet, but what `lookups.casts` found."""
+        self.casts = casts or {}
         self.collectives: list[PossibleCollective] = []
         self.arrays: set[tuple[Dim, ...]] = set()
         self.activation_products: list[ActivationProduct] = []
         self.matmuls: list[Matmul] = []
+        self.uses: list[Use] = []
         self.lookups: list[Dim] = []
         self.rows: list[RowLookup] = []
         self.batched: list[Dim] = []
         self.ranked: list[Dim] = []
         self.devices: dict[str, Dim] = {}
         self.by_hand: list[Dim] = []
+        self.recomputes = False
         self.unknown: Counter[str] = Counter()
         self._times = 1
 
@@ -74,6 +91,7 @@ class Walk:
             Values of its `outvars`.
         """
         known: dict[Any, Value] = {}
+        views: dict[tuple[str, int, str], list[Value]] = {}
 
         def read(atom: Any) -> Value:
             if isinstance(atom, core.Literal):
@@ -85,10 +103,16 @@ class Walk:
         for equation in jaxpr.eqns:
             operands = [read(atom) for atom in equation.invars]
             reference = reference_jaxpr(equation)
+            name = equation.primitive.name
+            view = (name, id(operands[0]), str(equation.params)) if name in _VIEWS else None
             if reference is not None:
                 results = self.closed(reference, operands)
+            elif view in views:
+                results = views[view]
             else:
-                results = _RULES.get(equation.primitive.name, _RULES["unknown"])(self, equation, operands)
+                results = _RULES.get(name, _RULES["unknown"])(self, equation, operands)
+            if view is not None:
+                views[view] = results
             for variable, value in zip(equation.outvars, results, strict=True):
                 known[variable] = value
                 if len(value.dims) > 1:
@@ -99,11 +123,14 @@ class Walk:
         """Walks through a closed jaxpr."""
         return self.run(closed.jaxpr, [constant(variable.aval) for variable in closed.jaxpr.constvars], args)
 
-    def may_need(self, kind: str, if_split: Sequence[Dim], moved: Value, aval: Any, what: str) -> None:
-        """Notes that splitting one of `if_split` would move an array."""
+    def may_need(
+        self, kind: str, if_split: Sequence[Dim], moved: Value, aval: Any, what: str, of: Value | None = None
+    ) -> None:
+        """Notes that splitting one of `if_split` would move an array; see `PossibleCollective`."""
         dims = tuple(dim for dim in if_split if dim)
         if dims:
-            self.collectives.append(PossibleCollective(kind, dims, moved.dims, itemsize(aval), self._times, what))
+            found = PossibleCollective(kind, dims, moved.dims, itemsize(aval), self._times, what, of)
+            self.collectives.append(found)
 
     def needs_whole(self, dims: Sequence[Dim], operand: Value, aval: Any, what: str) -> None:
         """Notes that an operation needs some dims of its operand whole."""
@@ -136,7 +163,8 @@ def combined(operands: Sequence[Value], dims: Sequence[Dim]) -> Value:
     """An array computed from some operands."""
     paths = [x.path for x in operands if x.requires_grad or x.from_batch]
     path = paths[0] if len(paths) == 1 else ""
-    return Value(tuple(dims), any(x.requires_grad for x in operands), any(x.from_batch for x in operands), path)
+    origin = operands[0].origin if len(operands) == 1 else path
+    return Value(tuple(dims), any(x.requires_grad for x in operands), any(x.from_batch for x in operands), path, origin)
 
 
 def viewed(operand: Value, dims: Sequence[Dim]) -> Value:
@@ -157,9 +185,11 @@ def unify_values(first: Value, second: Value) -> Value:
 )  # fmt: skip
 def _call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params)
-    if hasattr(inner, "jaxpr"):
-        return walk.closed(inner, operands)
-    return walk.run(inner, [], operands)
+    outside = walk.recomputes
+    walk.recomputes = outside or equation.primitive.name in _RECOMPUTED
+    results = walk.closed(inner, operands) if hasattr(inner, "jaxpr") else walk.run(inner, [], operands)
+    walk.recomputes = outside
+    return results
 
 
 @rule("scan")
