@@ -18,6 +18,7 @@ from redco_cli.plugin.state import Stats, Variables, stat_sums
 from redco_cli.row_notes import noting
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
+_RETURNED = "its return value"
 _OF_STEPS = ("loss", "weight", "grad_norm", "learning_rate", "skipped", "streak", "compilations", "loss_scale")
 _OF_RECORDS = ("step", "kind", "time", "nonfinite", "examples_per_second", "tokens_per_second", "input_wait", "padding")
 OWN_METRICS = frozenset(_OF_STEPS + _OF_RECORDS)
@@ -129,7 +130,7 @@ def call_loss(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, 
     with guarded(where, "loss_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
         value = plugin.loss_fn(ctx, params, batch, rng, train)
     if not isinstance(value, Loss):
-        mean = _differentiable(value, where, "its return value", batch)
+        mean = _differentiable(value, where, _RETURNED, batch)
         examples = jnp.float32(jax.tree.leaves(batch)[0].shape[0])
         return Loss(mean * examples, examples)
     weight = jax.lax.stop_gradient(_scalar(value.weight, where, "Loss.weight", batch))
@@ -165,7 +166,7 @@ def _scalar(value: Any, where: str, what: str, batch: Batch) -> jax.Array:
         raise PluginError(where, f"{what} is {type(value).__name__}; {SCALAR_OR_LOSS}", "return one number per batch")
     if shape != ():
         problem = f"{what} has shape {list(shape)} on the batch {describe(batch)}; {SCALAR_OR_LOSS}"
-        raise PluginError(where, problem, "reduce it with .sum() or .mean()")
+        raise PluginError(where, problem, f"reduce it with {'.mean()' if what == _RETURNED else '.sum()'}")
     return jnp.asarray(value, jnp.float32)
 
 
@@ -247,10 +248,17 @@ def call_metric(
     where = f"{plugin.file}: metric_fn"
     with guarded(where, "metric_fn", plugin.file):
         metrics = plugin.metric_fn(ctx, examples, predictions)
+    return {name: _number(name, value, where) for name, value in _named(metrics, where).items()}
+
+
+def _number(name: str, value: Any, where: str) -> float:
     try:
-        return {name: float(value) for name, value in _named(metrics, where).items()}
-    except (TypeError, ValueError) as error:
-        raise PluginError(where, f"a metric is no number: {error}", "return a dict of floats") from None
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        problem = f"the metric {name} is {value!r:.60}, which is no number"
+        raise PluginError(where, problem, "return a dict of name to number") from None
 
 
 def prove(
