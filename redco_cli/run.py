@@ -32,6 +32,7 @@ from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
 from redco_cli.runtime.stopping.deadline import stop_in_time
 from redco_cli.runtime.stopping.signals import stop_on_signal
+from redco_cli.training.cuts.means import refuse_means
 from redco_cli.training.evaluate import EvalResult, compiled_evaluation
 from redco_cli.training.evaluate import evaluate as mean_loss
 from redco_cli.training.outcome import TrainResult, finished
@@ -64,6 +65,7 @@ def train(target: Name, overrides: Sequence[str] = ()) -> TrainResult:
     job, placement = choose_placement(prepare(loaded, stages=stages_of(loaded.recipe)))
     check_sizes(job, placement.mesh)
     prove_options(job)
+    refuse_means(job)
     where = job.where("output_dir")
     with owning(output_directory(job.recipe.output_dir, where), where):
         return _train(loaded, job, placement, began)
@@ -281,6 +283,7 @@ def validate(recipe: Name, overrides: Sequence[str] = ()) -> tuple[dict[str, Any
     job = prepare(loaded, stages=stages_of(loaded.recipe))
     check_sizes(job, recipe_placement(job, read_loss).mesh)
     prove_options(job)
+    refuse_means(job)
     fresh, identity = make_timeline(job.recipe, job.train_size, job.where), Identity(job)
     start, timeline = choosing_again(
         lambda: find_start(job.completed(loaded), fresh, identity)

@@ -31,6 +31,7 @@ from redco_cli.plugin.contract import IGNORED_LABEL, Stage
 from redco_cli.privacy.accounting import Budget
 from redco_cli.row_notes import NOTHING_REMEDY, Notes, RowCounts
 from redco_cli.training.cuts.findings import dependences
+from redco_cli.training.cuts.means import grown
 from redco_cli.training.state import frozen_paths, partition
 from redco_cli.training.timeline import Timeline
 
@@ -83,8 +84,12 @@ def summary(job: Job, timeline: Timeline, privacy: Budget | None) -> dict[str, A
         **({} if privacy is None else {"privacy": privacy.described()}),
         "eval_every": timeline.eval_every,
         "checkpoint_every": timeline.checkpoint_every,
-        "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in (*_repeated(job), *dependences(job))],
+        "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in _warnings(job)],
     }
+
+
+def _warnings(job: Job) -> list[Problem]:
+    return [*_repeated(job), *grown(job), *dependences(job)]
 
 
 def _repeated(job: Job) -> list[Problem]:
