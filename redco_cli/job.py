@@ -29,7 +29,7 @@ from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, constant_of, without
 from redco_cli.plugin.calls import call_loss, call_predict, call_prepare, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
-from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.guard import Named, guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with_secrets
 from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
@@ -78,7 +78,7 @@ class Job:
 
     def context(self, stage: Stage) -> Context:
         """What the plugin's functions are told, those apart that compute with `Variables`."""
-        models = {} if self.model is None else seen_models(self.model)
+        models = Named({} if self.model is None else seen_models(self.model))
         return Context(models.get(MAIN), self.tokenizer, self.plugin.options, self.recipe, stage, models=models)
 
     def with_pinned(self, pinned: Recipe) -> Job:

@@ -14,7 +14,7 @@ from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
-from redco_cli.plugin.state import Stats, Variables, stat_sums
+from redco_cli.plugin.state import Stats, Variables, read_only, stat_sums
 from redco_cli.row_notes import noting
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
@@ -127,7 +127,11 @@ def call_loss(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, 
         PluginError: the function raised, or did not return a scalar or a `Loss` of scalars.
     """
     where = f"{plugin.file}: loss_fn"
-    with guarded(where, "loss_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
+    known = {"batch": batch, "params": params, "ctx.state": ctx.state}
+    with (
+        read_only(ctx.state, where),
+        guarded(where, "loss_fn", plugin.file, f"\n  on the batch {describe(batch)}", known),
+    ):
         value = plugin.loss_fn(ctx, params, batch, rng, train)
     if not isinstance(value, Loss):
         mean = _differentiable(value, where, _RETURNED, batch)
@@ -196,16 +200,18 @@ def call_predict(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batc
     Raises:
         PluginError: the function raised, or an output has no leading dim B.
     """
-    with guarded(f"{plugin.file}: predict_fn", "predict_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
+    where, known = f"{plugin.file}: predict_fn", {"batch": batch, "params": params, "ctx.state": ctx.state}
+    with (
+        read_only(ctx.state, where),
+        guarded(where, "predict_fn", plugin.file, f"\n  on the batch {describe(batch)}", known),
+    ):
         outputs = plugin.predict_fn(ctx, params, batch, rng)
     size = jax.tree.leaves(batch)[0].shape[0]
     leaves = jax.tree.leaves(outputs)
     if not leaves or any(getattr(leaf, "shape", ())[:1] != (size,) for leaf in leaves):
         found = ", ".join(str(list(getattr(leaf, "shape", ()))) for leaf in leaves)
         problem = f"it returned {f'shapes {found}' if leaves else 'nothing'} on the batch {describe(batch)}"
-        raise PluginError(
-            f"{plugin.file}: predict_fn", problem, f"return arrays whose leading dim is the batch, {size} here"
-        )
+        raise PluginError(where, problem, f"return arrays whose leading dim is the batch, {size} here")
     return outputs
 
 
