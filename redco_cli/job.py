@@ -35,6 +35,7 @@ from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.privacy.refusals import refuse_unprivate, seen_batch
 from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.recipe.paths import find_models
 from redco_cli.recipe.schema import Recipe
 
 PROBED_EXAMPLES = 8
@@ -180,7 +181,7 @@ def prepare(
         RedcoError: something is missing, malformed, or breaks the contract.
     """
     tell_retries_once()
-    loaded = with_secrets(loaded)
+    loaded = find_models(with_secrets(loaded))
     plugin = load_plugin(loaded.recipe.plugin, loaded.directory, loaded.where)
     refuse_to_cut(plugin, loaded.recipe.train, loaded.where)
     section = loaded.recipe.model
@@ -189,8 +190,7 @@ def prepare(
         problem = f"neither name nor config is given, and {plugin.file} has no build_model"
         raise RecipeError(loaded.where("model"), problem, "name a model, give a config, or define build_model(ctx)")
     model = resolve_model(section, where=loaded.where, remat=loaded.recipe.train.remat) if named else None
-    tokenizer = load_tokenizer(section, where=loaded.where)
-    job = Job(loaded, plugin, model, tokenizer, None, None, init_shapes)
+    job = Job(loaded, plugin, model, load_tokenizer(section, where=loaded.where), None, None, init_shapes)
     if "train" in stages:
         job = replace(job, train_examples=_examples(job, "train", known))
         refuse_untrainable(loaded, plugin, job.train_examples)
