@@ -21,6 +21,7 @@ SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of 
 _RETURNED = "its return value"
 _OF_STEPS = ("loss", "weight", "grad_norm", "learning_rate", "skipped", "streak", "compilations", "loss_scale")
 _OF_RECORDS = ("step", "kind", "time", "nonfinite", "examples_per_second", "tokens_per_second", "input_wait", "padding")
+_UNPREDICTED = 'examples to predict need not have it: read what only a loss needs where ctx.stage != "predict"'
 OWN_METRICS = frozenset(_OF_STEPS + _OF_RECORDS)
 """What the core itself records of a step: a plugin's metric of the same name would hide it, or be hidden."""
 
@@ -80,7 +81,8 @@ def call_collate(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]
     """
 
     def call(part: Sequence[Example], given: str) -> Any:
-        with guarded(f"{plugin.file}: collate_fn", "collate_fn", plugin.file, given):
+        known, missing = ({"the example": part[0]}, _UNPREDICTED) if ctx.stage == "predict" else ({}, "")
+        with guarded(f"{plugin.file}: collate_fn", "collate_fn", plugin.file, given, known, missing):
             return plugin.collate_fn(ctx, part)
 
     try:

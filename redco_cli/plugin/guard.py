@@ -73,7 +73,7 @@ def _meant(name: str, known: Mapping[str, Iterable[str]]) -> str | None:
 
 @contextlib.contextmanager
 def guarded(
-    where: str, doing: str, file: str, given: str = "", known: Mapping[str, Any] | None = None
+    where: str, doing: str, file: str, given: str = "", known: Mapping[str, Any] | None = None, missing: str = ""
 ) -> Iterator[None]:
     """Turns what plugin code raises into a `PluginError` that names the plugin's own line.
 
@@ -85,6 +85,7 @@ def guarded(
         file: the plugin's source file.
         given: what the function was called with, shown after the exception.
         known: its arguments that are looked up by name, for one that is not there.
+        missing: what to do about such a name, where none of these is like it.
     """
     try:
         yield
@@ -101,7 +102,7 @@ def guarded(
         line = f" at `{frames[-1].line}`" if frames and frames[-1].line else ""
         message = _message(error)
         problem = f"{doing} raised {type(error).__name__}{line}{': ' if message else ''}{message}{given}"
-        remedy = _remedy(error, (frames[-1].line or "") if frames else "", known or {})
+        remedy = _remedy(error, (frames[-1].line or "") if frames else "", known or {}, missing)
         raise PluginError(where, scrubbed(problem), remedy) from error
 
 
@@ -112,7 +113,7 @@ def _message(error: BaseException) -> str:
     return _URL.sub("", "\n".join(lines[: 1 if known else 6]))
 
 
-def _remedy(error: BaseException, line: str, known: Mapping[str, Any]) -> str:
+def _remedy(error: BaseException, line: str, known: Mapping[str, Any], missing: str) -> str:
     """What to do: what the exception brings, what is known of its kind, or what its line shows."""
     if own := vars(error).get("remedy"):
         return str(own)
@@ -124,5 +125,5 @@ def _remedy(error: BaseException, line: str, known: Mapping[str, Any]) -> str:
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
         names = {what: [*map(str, one)] for what, one in known.items() if isinstance(one, Mapping) and one}
         there = "; ".join(f"{what} has {', '.join(found)}" for what, found in names.items())
-        return _meant(error.args[0], names) or there or _WHOLE_TRACEBACK
+        return _meant(error.args[0], names) or missing or there or _WHOLE_TRACEBACK
     return _WHOLE_TRACEBACK

@@ -204,3 +204,13 @@ def test_what_is_misused_is_told_with_what_to_write(folder, name: str) -> None:
     folder.plugin(*replaced, plus=plus)
     for command in ("validate", "train"):
         assert folder.refused(command, "recipe.yaml", "eval.predict=true") == error
+
+
+def test_a_column_that_only_a_loss_needs(folder) -> None:
+    folder.done("train", "recipe.yaml")
+    folder.write(asked__jsonl='{"x": [1, 2]}\n')
+    assert folder.refused("predict", "recipe.yaml", "--input", "asked.jsonl") == (
+        "plugin.py:24: collate_fn: collate_fn raised KeyError at `y = np.array([e[\"y\"] for e in examples])`: 'y'\n"
+        "  on 1 examples, the first with keys x\n"
+        '  -> examples to predict need not have it: read what only a loss needs where ctx.stage != "predict"'
+    )
