@@ -617,10 +617,23 @@ def test_found_on_the_way_with_the_steps_before_it_saved(folder, name: str) -> N
         (
             "Loss(each.sum() * float('nan'), each.size)",
             (
-                "step 3: loss or gradient is not finite, 3 steps in a row; the parameters are those of step "
-                "0; no checkpoint was due yet\n"
-                "  -> lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look "
-                "at the data"
+                "step 3: the loss is not finite from the first step on, before any update, 3 steps in a row; the "
+                "parameters are those of step 0; no checkpoint was due yet\n"
+                "  -> look at the data and loss_fn, not at the learning rate: ids of tokens or classes beyond the "
+                "table "
+                "or the number of classes, a logarithm of 0 or a division by it, nan in the data or in the weights "
+                "that "
+                "it begins with"
+            ),
+        ),
+        (
+            "Loss(each.sum() + (0 * each.sum()) ** 0.5, each.size)",
+            (
+                "step 3: the loss is finite, but its gradient is not, from the first step on, before any update, 3 "
+                "steps in a row; the parameters are those of step 0; no checkpoint was due yet\n"
+                "  -> look at loss_fn, not at the learning rate: a root or a norm at 0, or jnp.where around a division "
+                "or logarithm of 0, whose gradient is nan on the side that is not taken too: make the argument safe "
+                "instead"
             ),
         ),
         (
