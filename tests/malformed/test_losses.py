@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from redco_cli.run import evaluate
-from tests.malformed.test_plugins import LOSS
+from tests.malformed.test_plugins import AT_THE_FIRST_EVALUATION, LOSS, OUTPUT, X
 
 MEAN = (
     "plugin.py:31: loss_fn: Loss.sum does not grow with the number of examples, as a mean does not, but is divided by "
@@ -95,3 +95,35 @@ def test_a_metric_that_ranks_and_counted_nothing_is_told(folder) -> None:
     folder.plugin((LOSS, 'return Loss(each.sum(), each.size, {"rare": ((each < 0).sum(), (each < 0).sum())})'))
     said = "plugin.py: loss_fn: rare has no value: its weight is 0 over the whole evaluation\n"
     assert f"warning: {said}" in folder.done("train", "recipe.yaml", "eval.best_metric=rare")[1]
+
+
+@pytest.mark.parametrize("name", ["output: too few", "output: nothing", "output: no JSON"])
+def test_validate_finds_what_output_fn_returns_wrongly(folder, name: str) -> None:
+    case = AT_THE_FIRST_EVALUATION[name]
+    folder.plugin(*case.replaced)
+    assert folder.refused("validate", "recipe.yaml", "eval.predict=true") == case.error
+
+
+def test_validate_tells_what_output_fn_raises_and_keeps_nothing_that_it_writes(folder) -> None:
+    folder.plugin(
+        (OUTPUT, "open(ctx.recipe.output_dir + '/x', 'w').close()\n    return [1 // int(one) for one in outputs]")
+    )
+    said = folder.done("validate", "recipe.yaml", "eval.predict=true")[1]
+    assert (
+        "warning: plugin.py:40: output_fn: with outputs that are all 0, output_fn raised ZeroDivisionError at `return "
+        "[1 // int(one) for one in outputs]`: integer division or modulo by zero; fix the plugin; `redco --traceback ...` "
+    ) in said
+    assert sorted(path.name for path in folder.root.iterdir() if path.suffix) == ["plugin.py", "recipe.yaml"]
+
+
+def test_validate_counts_the_shapes_of_batches(folder) -> None:
+    folder.plugin(
+        (X, 'x = np.zeros((len(examples), 2 + examples[0]["x"][0] // 50), np.float32)'),
+        ("range(40 ", "range(300 "),
+        ('ctx.model(params, batch["x"])\n', 'ctx.model(params, batch["x"][:, :2])\n'),
+    )
+    assert (
+        "warning: plugin.py: collate_fn: batches of the first 300 train examples, 4 eval examples have up to 6 "
+        "shapes, and "
+        "each is one more compilation; pad to data.max_length, or to the next of a few lengths\n"
+    ) in folder.done("validate", "recipe.yaml")[1]
