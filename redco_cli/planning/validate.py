@@ -35,7 +35,7 @@ from redco_cli.plugin.shapes import shapes_of
 from redco_cli.privacy.accounting import Budget
 from redco_cli.row_notes import NOTHING_REMEDY, Notes, RowCounts
 from redco_cli.training.cuts.findings import dependences
-from redco_cli.training.cuts.means import grown
+from redco_cli.training.cuts.means import refuse_means
 from redco_cli.training.state import frozen_paths, partition
 from redco_cli.training.timeline import Timeline
 
@@ -70,7 +70,7 @@ def summary(job: Job, timeline: Timeline, privacy: Budget | None) -> dict[str, A
     buckets = job.buckets(job.train_rows, "train")
     length = None if buckets is None else buckets.lengths[-1]
     batch = job.collate("train")(first_examples(job.train_rows, min(8, micro_batch_size(job.recipe))), length=length)
-    rows, warnings = _rows(job), [*_repeated(job), *grown(job), *dependences(job), *_output(job)]
+    rows, warnings = _rows(job), [*_repeated(job), *refuse_means(job), *dependences(job), *_output(job)]
     return {
         "recipe": str(job.loaded.path),
         "plugin": job.plugin.file,

@@ -62,13 +62,31 @@ def test_sums_and_scalar_means_are_what_is_meant(folder, loss: str) -> None:
     folder.done("validate", "recipe.yaml")
 
 
-@pytest.mark.parametrize("loss", ["each.sum()", "Loss(each.sum(), 1)"])
-def test_a_sum_that_nothing_divides_is_told(folder, loss: str) -> None:
+GROWS = (
+    "the loss grows with the number of examples in its batch: the result depends on how the batch is cut; return the "
+    "mean, "
+    "losses.mean(), or Loss(losses.sum(), losses.size)"
+)
+DIVIDED = (
+    "Loss.sum depends on how the batch is cut into micro-batches: a sum over the batch is divided by another, or "
+    "multiplied "
+    "with one; sum over the examples, Loss(sum, weight); or say whole_batch = True in the plugin: its batches are "
+    "never cut"
+)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("each.sum()", GROWS),
+        ("Loss(each.sum(), 1)", GROWS),
+        ("(each * batch['y']).sum() / batch['y'].sum()", DIVIDED),
+    ],
+)
+def test_what_depends_on_the_cut_is_told(folder, loss: str, said: str) -> None:
     folder.plugin((LOSS, f"return {loss}"))
-    assert (
-        "plugin.py:31: loss_fn: the loss grows with the number of examples in its batch: the result depends on how the "
-        "batch is cut; return the mean, losses.mean(), or Loss(losses.sum(), losses.size)\n"
-    ) in folder.done("validate", "recipe.yaml")[1]
+    for command in ("validate", "train"):
+        assert f"warning: plugin.py:31: loss_fn: {said}\n" in folder.done(command, "recipe.yaml")[1]
 
 
 def test_a_metric_that_is_misspelt(folder) -> None:

@@ -32,10 +32,13 @@ _REMEDIES = {
 }
 
 
-def refuse_means(job: Job) -> None:
+def refuse_means(job: Job) -> list[Problem]:
     """Refuses a loss, a metric or a stat that is a mean where the contract asks for the sum beside its weight.
 
     Nothing is computed: the loss is traced over a few abstract batches. What cannot be told is let pass.
+
+    Returns:
+        What is to be told: that the loss grows with its batch, where that is cut.
 
     Raises:
         PluginError: naming the first of them.
@@ -43,22 +46,19 @@ def refuse_means(job: Job) -> None:
     found = _agreed(job)
     for what, (total, weight, line) in found.items():
         if total == 0 and weight == 1:
-            place = f"{job.plugin.file}{f':{line}' if line else ''}: loss_fn"
             divisor = "is divided by Loss.weight, which does" if what == _SUM else "is divided by a weight that does"
             problem = f"{what} {_MEAN} {divisor}: it would be smaller by the size of the batch"
-            raise PluginError(place, problem, _REMEDIES[_SUM if what == _SUM else what.split()[1]])
-
-
-def grown(job: Job) -> list[Problem]:
-    """A loss that grows with its batch: a sum that nothing divides, or a number that does not grow."""
-    if job.plugin.whole_batch or job.recipe.train.global_batch_size == 1 or job.recipe.privacy is not None:
+            raise PluginError(_place(job, line), problem, _REMEDIES[_SUM if what == _SUM else what.split()[1]])
+    total, weight, line = found.get(_SUM, (None, None, None))
+    is_whole = job.plugin.whole_batch or job.recipe.train.global_batch_size == 1 or job.recipe.privacy is not None
+    if is_whole or total is None or weight is None or total == ZERO or total <= weight:
         return []
-    total, weight, line = _agreed(job).get(_SUM, (None, None, None))
-    if total is None or weight is None or total == ZERO or total <= weight:
-        return []
-    place = f"{job.plugin.file}{f':{line}' if line else ''}: loss_fn"
     problem = "the loss grows with the number of examples in its batch: the result depends on how the batch is cut"
-    return [Problem(place, problem, "return the mean, losses.mean(), or Loss(losses.sum(), losses.size)")]
+    return [Problem(_place(job, line), problem, "return the mean, losses.mean(), or Loss(losses.sum(), losses.size)")]
+
+
+def _place(job: Job, line: int | None) -> str:
+    return f"{job.plugin.file}:{line}: loss_fn" if line else f"{job.plugin.file}: loss_fn"
 
 
 def _agreed(job: Job) -> dict[str, tuple[Growth, Growth, int | None]]:
