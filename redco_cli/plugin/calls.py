@@ -21,7 +21,7 @@ SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of 
 _RETURNED = "its return value"
 _OF_STEPS = ("loss", "weight", "grad_norm", "learning_rate", "skipped", "streak", "compilations", "loss_scale")
 _OF_RECORDS = ("step", "kind", "time", "nonfinite", "examples_per_second", "tokens_per_second", "input_wait", "padding")
-_UNPREDICTED = 'examples to predict need not have it: read what only a loss needs where ctx.stage != "predict"'
+_UNPREDICTED = 'add it to the examples; or, where only a loss needs it, read it only where ctx.stage != "predict"'
 OWN_METRICS = frozenset(_OF_STEPS + _OF_RECORDS)
 """What the core itself records of a step: a plugin's metric of the same name would hide it, or be hidden."""
 

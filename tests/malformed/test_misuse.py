@@ -212,5 +212,5 @@ def test_a_column_that_only_a_loss_needs(folder) -> None:
     assert folder.refused("predict", "recipe.yaml", "--input", "asked.jsonl") == (
         "plugin.py:24: collate_fn: collate_fn raised KeyError at `y = np.array([e[\"y\"] for e in examples])`: 'y'\n"
         "  on 1 examples, the first with keys x\n"
-        '  -> examples to predict need not have it: read what only a loss needs where ctx.stage != "predict"'
+        '  -> add it to the examples; or, where only a loss needs it, read it only where ctx.stage != "predict"'
     )
