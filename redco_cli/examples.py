@@ -19,6 +19,7 @@ from redco_cli.plugin.examples import guard_examples, reading
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
 from redco_cli.recipe.data import SourceSection
+from redco_cli.recipe.explain import did_you_mean
 from redco_cli.recipe.load import LoadedRecipe
 from redco_cli.recipe.schema import Recipe
 
@@ -148,9 +149,12 @@ def refuse_best_metric(loaded: LoadedRecipe, plugin: LoadedPlugin, known: Sequen
     section, has_more = loaded.recipe.eval, plugin.metric_fn is not None
     if section.best_metric in known or (has_more and section.predict) or plugin.run_fn is not None:
         return
-    hint = "; for those of metric_fn set eval.predict: true" if has_more else ""
-    problem = f"evaluation gives no {section.best_metric}"
-    raise RecipeError(loaded.where("eval.best_metric"), problem, f"it gives {', '.join(known)}{hint}")
+    problem, meant = f"evaluation gives no {section.best_metric}", did_you_mean(section.best_metric, known)
+    if meant.startswith("known"):
+        remedy = f"it gives {', '.join(known)}{'; for those of metric_fn set eval.predict: true' if has_more else ''}"
+    else:
+        remedy = f"{meant}{' Those of metric_fn need eval.predict: true' if has_more else ''}"
+    raise RecipeError(loaded.where("eval.best_metric"), problem, remedy)
 
 
 def refuse_without_eval(loaded: LoadedRecipe, stages: Sequence[Stage]) -> None:

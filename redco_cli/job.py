@@ -29,12 +29,13 @@ from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, constant_of, without
 from redco_cli.plugin.calls import call_loss, call_predict, call_prepare, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
-from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.guard import Named, guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with_secrets
 from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
 from redco_cli.plugin.state import Stats, Variables, init_state, update_state
 from redco_cli.privacy.refusals import refuse_unprivate, seen_batch
 from redco_cli.recipe.load import LoadedRecipe
+from redco_cli.recipe.paths import find_models
 from redco_cli.recipe.schema import Recipe
 
 PROBED_EXAMPLES = 8
@@ -78,7 +79,7 @@ class Job:
 
     def context(self, stage: Stage) -> Context:
         """What the plugin's functions are told, those apart that compute with `Variables`."""
-        models = {} if self.model is None else seen_models(self.model)
+        models = Named({} if self.model is None else seen_models(self.model))
         return Context(models.get(MAIN), self.tokenizer, self.plugin.options, self.recipe, stage, models=models)
 
     def with_pinned(self, pinned: Recipe) -> Job:
@@ -180,7 +181,7 @@ def prepare(
         RedcoError: something is missing, malformed, or breaks the contract.
     """
     tell_retries_once()
-    loaded = with_secrets(loaded)
+    loaded = find_models(with_secrets(loaded))
     plugin = load_plugin(loaded.recipe.plugin, loaded.directory, loaded.where)
     refuse_to_cut(plugin, loaded.recipe.train, loaded.where)
     section = loaded.recipe.model
@@ -189,8 +190,7 @@ def prepare(
         problem = f"neither name nor config is given, and {plugin.file} has no build_model"
         raise RecipeError(loaded.where("model"), problem, "name a model, give a config, or define build_model(ctx)")
     model = resolve_model(section, where=loaded.where, remat=loaded.recipe.train.remat) if named else None
-    tokenizer = load_tokenizer(section, where=loaded.where)
-    job = Job(loaded, plugin, model, tokenizer, None, None, init_shapes)
+    job = Job(loaded, plugin, model, load_tokenizer(section, where=loaded.where), None, None, init_shapes)
     if "train" in stages:
         job = replace(job, train_examples=_examples(job, "train", known))
         refuse_untrainable(loaded, plugin, job.train_examples)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from redco_cli.batch_sizes import check_sizes
-from redco_cli.console import CountProgress, TrainProgress, note
+from redco_cli.console import CountProgress, TrainProgress, note, warn
 from redco_cli.data.jsonl import read_jsonl
 from redco_cli.examples import stages_of
 from redco_cli.job import Job, prepare
@@ -30,8 +30,11 @@ from redco_cli.prediction.target import load_target
 from redco_cli.recipe.load import LoadedRecipe, find_run, load_recipe, load_run
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.cache import enable_compilation_cache
+from redco_cli.runtime.peers.multihost import is_main_process
 from redco_cli.runtime.stopping.deadline import stop_in_time
 from redco_cli.runtime.stopping.signals import stop_on_signal
+from redco_cli.training.cuts.findings import dependences
+from redco_cli.training.cuts.means import refuse_means
 from redco_cli.training.evaluate import EvalResult, compiled_evaluation
 from redco_cli.training.evaluate import evaluate as mean_loss
 from redco_cli.training.outcome import TrainResult, finished
@@ -79,6 +82,8 @@ def _train(loaded: LoadedRecipe, job: Job, placement: Placement, began: float) -
         return outcome
     if start.source is None:
         check_initial_params(job, start.initial)
+        for one in [*refuse_means(job), *dependences(job)] if is_main_process() else refuse_means(job):
+            warn(f"{one.where}: {one.problem}; {one.remedy}")
     open_output(start.directory, job.where("output_dir"))
     start.identity.now()
     with (

@@ -23,6 +23,16 @@ Checkpoint = Annotated[str, typer.Option("--checkpoint", metavar="last|best|PATH
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
+_NO_OVERRIDES = (
+    "This command takes no key=value: see its options, such as --mesh data=1,fsdp=4 and --batch-size of "
+    "inspect-sharding, or give a recipe of two lines, `extends: RECIPE` and what differs."
+)
+
+
+_USAGE: type[Any] = typer.BadParameter.__mro__[1]
+"""What typer raises of a command line; it exports only what it derives from that."""
+
+
 class Commands(typer.core.TyperGroup):
     """Turns what a command raises into a message and an exit code."""
 
@@ -34,6 +44,10 @@ class Commands(typer.core.TyperGroup):
         """
         try:
             return super().invoke(ctx)
+        except _USAGE as error:
+            if "extra argument" in error.message and "=" in error.message:
+                error.message = f"{error.message.rstrip('.')}. {_NO_OVERRIDES}"
+            raise
         except RedcoError as error:
             if ctx.params.get("show_traceback"):
                 print(scrubbed(traceback.format_exc()), end="", file=sys.stderr)  # noqa: T201 - Python's words

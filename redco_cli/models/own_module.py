@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import ModelError, PluginError
 from redco_cli.plugin.contract import Context, Loss, Params
-from redco_cli.plugin.guard import guarded
+from redco_cli.plugin.guard import guarded, with_remedy
 from redco_cli.plugin.load import LoadedPlugin
 from redco_cli.plugin.parts import next_token_loss
 
@@ -121,6 +121,16 @@ class ModuleModel:
             raise ModelError(
                 self.where, "training this module needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
             ) from None
+
+    def __getattr__(self, name: str) -> Any:
+        """Nothing: a name that is no attribute, such as a method of the module, is told with how that is called."""
+        error = AttributeError(f"ctx.model has no attribute {name!r}", name=name, obj=self)
+        module = self.__dict__.get("module")
+        if name == "apply":
+            raise with_remedy(error, "call it: ctx.model(params, x), with train= and rng= for dropout")
+        if callable(getattr(type(module), name, None)) and not name.startswith("_"):
+            raise with_remedy(error, f'call that method of the module as ctx.model(params, ..., method="{name}")')
+        raise error
 
     def next_token_loss(self, params: Params, *inputs: Any, labels: Any, weights: Any = None, **named: Any) -> Loss:
         """The loss of predicting each token from those before it, where a call gives logits [B, L, V].

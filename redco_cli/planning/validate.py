@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from redco_cli.adapters.quantized.program import seen_params
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.data.collate import collated
+from redco_cli.data.encoded.buckets import LENGTHS
 from redco_cli.data.encoded.encode import described
 from redco_cli.data.encoded.rows import Rows
 from redco_cli.data.encoded.windows import EncodedStream, looked_at
@@ -23,14 +25,17 @@ from redco_cli.data.mixed.streams import MixedStream
 from redco_cli.data.mixture import Mixture
 from redco_cli.data.places import Locate, place_of
 from redco_cli.encoding.rows import first_examples
-from redco_cli.errors import DataError, Problem
-from redco_cli.job import Job
-from redco_cli.plugin.calls import describe
+from redco_cli.errors import DataError, PluginError, Problem
+from redco_cli.examples import stages_of
+from redco_cli.job import Job, first_batch
+from redco_cli.plugin.calls import call_output, describe, prove
 from redco_cli.plugin.chat.shapes import recognised_shapes
 from redco_cli.plugin.contract import IGNORED_LABEL, Stage
+from redco_cli.plugin.shapes import shapes_of
 from redco_cli.privacy.accounting import Budget
 from redco_cli.row_notes import NOTHING_REMEDY, Notes, RowCounts
 from redco_cli.training.cuts.findings import dependences
+from redco_cli.training.cuts.means import refuse_means
 from redco_cli.training.state import frozen_paths, partition
 from redco_cli.training.timeline import Timeline
 
@@ -65,6 +70,7 @@ def summary(job: Job, timeline: Timeline, privacy: Budget | None) -> dict[str, A
     buckets = job.buckets(job.train_rows, "train")
     length = None if buckets is None else buckets.lengths[-1]
     batch = job.collate("train")(first_examples(job.train_rows, min(8, micro_batch_size(job.recipe))), length=length)
+    rows, warnings = _rows(job), [*_repeated(job), *refuse_means(job), *dependences(job), *_output(job)]
     return {
         "recipe": str(job.loaded.path),
         "plugin": job.plugin.file,
@@ -75,7 +81,7 @@ def summary(job: Job, timeline: Timeline, privacy: Budget | None) -> dict[str, A
             **_per_source(job),
         },
         **_encoded(job),
-        **_rows(job),
+        "rows": {split: found for split, (found, _) in rows.items()},
         "batch": describe({name: np.asarray(leaf) for name, leaf in batch.items()}),
         "steps": timeline.steps,
         "epochs": None if timeline.steps_per_epoch is None else float(timeline.steps / timeline.steps_per_epoch),
@@ -83,7 +89,7 @@ def summary(job: Job, timeline: Timeline, privacy: Budget | None) -> dict[str, A
         **({} if privacy is None else {"privacy": privacy.described()}),
         "eval_every": timeline.eval_every,
         "checkpoint_every": timeline.checkpoint_every,
-        "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in (*_repeated(job), *dependences(job))],
+        "warnings": [f"{one.where}: {one.problem}; {one.remedy}" for one in (*warnings, *_varying(job, rows))],
     }
 
 
@@ -94,6 +100,41 @@ def _repeated(job: Job) -> list[Problem]:
         return []
     problem = f"a step of {size} examples is more than an epoch, of {examples}: it has some of them more than once"
     return [Problem(job.where("train.global_batch_size"), problem, f"{examples} are all of them")]
+
+
+def _output(job: Job) -> list[Problem]:
+    """What `output_fn` makes of outputs that are all 0, for those of the first batch nobody has computed.
+
+    What it raises may be of these numbers, and is only told; what it returns breaks the contract whatever they are.
+
+    Raises:
+        PluginError: it returned no list, another number of predictions, or what JSON cannot hold.
+    """
+    if job.plugin.output_fn is None or "predict" not in stages_of(job.recipe) or job.eval_examples is None:
+        return []
+    outputs = prove(job.prediction, job.abstract, batch := first_batch(job, "predict"))
+    zeros, size = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), outputs), len(next(iter(batch.values())))
+    with tempfile.TemporaryDirectory() as folder:  # for what it may draw
+        ctx = job.context("predict")
+        ctx = replace(ctx, recipe=ctx.recipe.model_copy(update={"output_dir": folder}))
+        try:
+            call_output(job.plugin, ctx, zeros, size)
+        except PluginError as error:
+            if error.__cause__ is None:
+                raise
+            (told,) = error.problems
+            return [replace(told, problem=f"with outputs that are all 0, {told.problem.splitlines()[0]}")]
+    return []
+
+
+def _varying(job: Job, rows: Mapping[str, tuple[Mapping[str, Any], int]]) -> list[Problem]:
+    """A `collate_fn` whose batches have more shapes than a few lengths have, of which each is compiled."""
+    shapes = max((count for _, count in rows.values()), default=0)
+    if shapes <= LENGTHS or job.plugin.encode_fn is not None:
+        return []
+    looked_at = ", ".join(f"{found['looked_at']} {split} examples" for split, (found, _) in rows.items())
+    problem = f"batches of the first {looked_at} have up to {shapes} shapes, and each is one more compilation"
+    return [Problem(job.collate_place, problem, "pad to data.max_length, or to the next of a few lengths")]
 
 
 def _per_source(job: Job) -> dict[str, int | str]:
@@ -125,32 +166,34 @@ def _encoded(job: Job) -> dict[str, Any]:
     return {"encoded": found} if found else {}
 
 
-def _rows(job: Job) -> dict[str, Any]:
+def _rows(job: Job) -> dict[str, tuple[dict[str, Any], int]]:
     """What collating the first rows of each split notes: how many were cut or empty, and where the first are.
+
+    With it, how many shapes their batches have, the number of rows apart.
 
     Raises:
         DataError, PluginError: a row cannot be used, or there is nothing to learn.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, tuple[dict[str, Any], int]] = {}
     splits: tuple[tuple[Stage, Any], ...] = (("train", job.train_examples), ("eval", job.eval_examples))
     for split, examples in splits:
         if examples is None:
             continue
         with recognised_shapes() as shapes:
-            counts, places, is_all = _looked_at(job, split, examples)
+            counts, places, is_all, sizes = _looked_at(job, split, examples)
         encoded = isinstance(job.train_rows, Rows)  # of which all texts were looked at
         problem = counts.nothing_to_learn() if split == "train" and not encoded else ""
         if problem and (is_all or counts.rows >= LOOKED_AT):
             raise DataError(job.where("data.train"), problem, NOTHING_REMEDY)
         noted = {what: {"rows": count, "at": places[what]} for what, count in counts.noted.items()}
         recognised = {"shapes": dict(shapes.most_common())} if shapes else {}
-        found[split] = {"looked_at": counts.rows, "all": is_all, **recognised, **noted}
-    return {"rows": found}
+        found[split] = {"looked_at": counts.rows, "all": is_all, **recognised, **noted}, sizes
+    return found
 
 
-def _looked_at(job: Job, split: Stage, examples: Any) -> tuple[RowCounts, dict[str, list[str]], bool]:
-    """The counts of the first rows, the first places of each kind, and whether these were all."""
-    counts, places = RowCounts(), dict[str, list[str]]()
+def _looked_at(job: Job, split: Stage, examples: Any) -> tuple[RowCounts, dict[str, list[str]], bool, int]:
+    """The counts of the first rows, the first places of each kind, whether these were all, and how many shapes."""
+    counts, places, shapes = RowCounts(), dict[str, list[str]](), set[str]()
     stage: Stage = split if job.plugin.prepare_fn is None else "prepare"  # which reads what an example is
     collate, began = job.collate(stage), time.monotonic()
     size = len(examples) if hasattr(examples, "__len__") else None
@@ -167,10 +210,10 @@ def _looked_at(job: Job, split: Stage, examples: Any) -> tuple[RowCounts, dict[s
                 known = places.setdefault(what, [])
                 known.extend(locate(row) for row in rows[: PLACES - len(known)])
 
-        collated(collate, part, job.collate_place, locate, noted)
+        shapes.add(str(shapes_of(collated(collate, part, job.collate_place, locate, noted))))
         if time.monotonic() - began > LOOKED_SECONDS:
             break
-    return counts, places, counts.rows == size
+    return counts, places, counts.rows == size, len(shapes)
 
 
 def masked_sequences(job: Job) -> Iterator[MaskedTokens]:

@@ -14,12 +14,14 @@ from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.load import LoadedPlugin
-from redco_cli.plugin.state import Stats, Variables, stat_sums
+from redco_cli.plugin.state import Stats, Variables, read_only, stat_sums
 from redco_cli.row_notes import noting
 
 SCALAR_OR_LOSS = "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars"
+_RETURNED = "its return value"
 _OF_STEPS = ("loss", "weight", "grad_norm", "learning_rate", "skipped", "streak", "compilations", "loss_scale")
 _OF_RECORDS = ("step", "kind", "time", "nonfinite", "examples_per_second", "tokens_per_second", "input_wait", "padding")
+_UNPREDICTED = 'add it to the examples; or, where only a loss needs it, read it only where ctx.stage != "predict"'
 OWN_METRICS = frozenset(_OF_STEPS + _OF_RECORDS)
 """What the core itself records of a step: a plugin's metric of the same name would hide it, or be hidden."""
 
@@ -79,7 +81,8 @@ def call_collate(plugin: LoadedPlugin, ctx: Context, examples: Sequence[Example]
     """
 
     def call(part: Sequence[Example], given: str) -> Any:
-        with guarded(f"{plugin.file}: collate_fn", "collate_fn", plugin.file, given):
+        known, missing = ({"the example": part[0]}, _UNPREDICTED) if ctx.stage == "predict" else ({}, "")
+        with guarded(f"{plugin.file}: collate_fn", "collate_fn", plugin.file, given, known, missing):
             return plugin.collate_fn(ctx, part)
 
     try:
@@ -126,10 +129,14 @@ def call_loss(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batch, 
         PluginError: the function raised, or did not return a scalar or a `Loss` of scalars.
     """
     where = f"{plugin.file}: loss_fn"
-    with guarded(where, "loss_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
+    known = {"batch": batch, "params": params, "ctx.state": ctx.state}
+    with (
+        read_only(ctx.state, where),
+        guarded(where, "loss_fn", plugin.file, f"\n  on the batch {describe(batch)}", known),
+    ):
         value = plugin.loss_fn(ctx, params, batch, rng, train)
     if not isinstance(value, Loss):
-        mean = _differentiable(value, where, "its return value", batch)
+        mean = _differentiable(value, where, _RETURNED, batch)
         examples = jnp.float32(jax.tree.leaves(batch)[0].shape[0])
         return Loss(mean * examples, examples)
     weight = jax.lax.stop_gradient(_scalar(value.weight, where, "Loss.weight", batch))
@@ -165,7 +172,7 @@ def _scalar(value: Any, where: str, what: str, batch: Batch) -> jax.Array:
         raise PluginError(where, f"{what} is {type(value).__name__}; {SCALAR_OR_LOSS}", "return one number per batch")
     if shape != ():
         problem = f"{what} has shape {list(shape)} on the batch {describe(batch)}; {SCALAR_OR_LOSS}"
-        raise PluginError(where, problem, "reduce it with .sum() or .mean()")
+        raise PluginError(where, problem, f"reduce it with {'.mean()' if what == _RETURNED else '.sum()'}")
     return jnp.asarray(value, jnp.float32)
 
 
@@ -195,16 +202,18 @@ def call_predict(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batc
     Raises:
         PluginError: the function raised, or an output has no leading dim B.
     """
-    with guarded(f"{plugin.file}: predict_fn", "predict_fn", plugin.file, f"\n  on the batch {describe(batch)}"):
+    where, known = f"{plugin.file}: predict_fn", {"batch": batch, "params": params, "ctx.state": ctx.state}
+    with (
+        read_only(ctx.state, where),
+        guarded(where, "predict_fn", plugin.file, f"\n  on the batch {describe(batch)}", known),
+    ):
         outputs = plugin.predict_fn(ctx, params, batch, rng)
     size = jax.tree.leaves(batch)[0].shape[0]
     leaves = jax.tree.leaves(outputs)
     if not leaves or any(getattr(leaf, "shape", ())[:1] != (size,) for leaf in leaves):
         found = ", ".join(str(list(getattr(leaf, "shape", ()))) for leaf in leaves)
         problem = f"it returned {f'shapes {found}' if leaves else 'nothing'} on the batch {describe(batch)}"
-        raise PluginError(
-            f"{plugin.file}: predict_fn", problem, f"return arrays whose leading dim is the batch, {size} here"
-        )
+        raise PluginError(where, problem, f"return arrays whose leading dim is the batch, {size} here")
     return outputs
 
 
@@ -247,10 +256,17 @@ def call_metric(
     where = f"{plugin.file}: metric_fn"
     with guarded(where, "metric_fn", plugin.file):
         metrics = plugin.metric_fn(ctx, examples, predictions)
+    return {name: _number(name, value, where) for name, value in _named(metrics, where).items()}
+
+
+def _number(name: str, value: Any, where: str) -> float:
     try:
-        return {name: float(value) for name, value in _named(metrics, where).items()}
-    except (TypeError, ValueError) as error:
-        raise PluginError(where, f"a metric is no number: {error}", "return a dict of floats") from None
+        if isinstance(value, str | bytes):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError):
+        problem = f"the metric {name} is {value!r:.60}, which is no number"
+        raise PluginError(where, problem, "return a dict of name to number") from None
 
 
 def prove(

@@ -33,6 +33,7 @@ from redco_cli.plugin.chat.shapes import Text as Text
 from redco_cli.plugin.chat.shapes import recognise as recognise
 from redco_cli.plugin.chat.shapes import refuse_conversation as refuse_conversation
 from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Loss, Params
+from redco_cli.plugin.guard import with_remedy
 from redco_cli.plugin.pictures import image_grid as image_grid
 from redco_cli.plugin.pictures import picture as picture
 from redco_cli.plugin.rows import check_kind as check_kind
@@ -198,6 +199,12 @@ def generate(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Any:
     named = {"rng": rng, "tokenizer": ctx.tokenizer, **settings}
     if "input_ids" not in batch and "pixel_values" in batch:
         return ctx.model.generate(params, batch["pixel_values"], **named)
+    for name in ("input_ids", "attention_mask"):
+        if name not in batch:
+            remedy = (
+                'parts.generate reads input_ids and attention_mask: `pad(rows, length, value, side="left")` makes both'
+            )
+            raise with_remedy(KeyError(name), remedy)
     return ctx.model.generate(params, batch["input_ids"], batch["attention_mask"], **named)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,10 +97,30 @@ def update_state(plugin: LoadedPlugin, ctx: Context, variables: Variables, stats
         return variables.state
     where = f"{plugin.file}: update_state"
     means = {name: _divided(total, weight) for name, (total, weight) in stats.items()}
-    with guarded(where, "update_state", plugin.file):
+    known = {"stats": means, "the state": variables.state}
+    with guarded(where, "update_state", plugin.file, known=known):
         following = plugin.update_state(replace(ctx, step=variables.step), variables.state, variables.params, means)
     _check_same(variables.state, following, where)
     return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), following, variables.state)
+
+
+@contextlib.contextmanager
+def read_only(state: Any, where: str) -> Iterator[None]:
+    """Refuses what assigns to the state of a plugin: it is given to be read, and only an update returns the next one.
+
+    Raises:
+        PluginError: naming what was assigned.
+    """
+    before = dict(jax.tree.leaves_with_path(state))
+    yield
+    after = dict(jax.tree.leaves_with_path(state))
+    changed = [path for path in {**before, **after} if before.get(path) is not after.get(path)]
+    if changed:
+        problem = f"it assigns to ctx.state ({_path(changed[0])}), which is there to be read: nothing would come of it"
+        remedy = (
+            "hand update_state what it needs as Loss(..., stats={name: (sum, weight)}), and return the next state there"
+        )
+        raise PluginError(where, problem, remedy)
 
 
 def _divided(total: Any, weight: Any) -> Any:

@@ -153,10 +153,25 @@ def _problem(key: str, details: Sequence[Mapping[str, Any]], where: Callable[[st
 def _unknown_key(key: str, where: Callable[[str], str]) -> Problem:
     parent, _, name = key.rpartition(".")
     section = field_section(parent)
-    known = sorted(section.model_fields) if section else []
+    if section is None:
+        return Problem(where(key), f"unknown key: {parent} is one value, and has no keys below it", _described(parent))
+    known = sorted(section.model_fields)
     if name in known:
         return Problem(where(key), "unknown key", f"write {name} below {parent}; dots are for the command line")
-    return Problem(where(key), "unknown key", did_you_mean(name, known))
+    meant = did_you_mean(name, known)
+    elsewhere = [one for one in _nested(Recipe) if one.rpartition(".")[2] == name.rpartition(".")[2]]
+    if elsewhere and (not parent or meant.startswith("known")):
+        meant = f"did you mean {' or '.join(elsewhere)}?"
+    return Problem(where(key), "unknown key", meant)
+
+
+def _nested(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted key of each field of the sections below a section, those apart that stand below names."""
+    for name, field in section.model_fields.items():
+        inner = _section(field.annotation)
+        if inner is not None:
+            yield from (f"{prefix}{name}.{one}" for one in inner.model_fields)
+            yield from _nested(inner, f"{prefix}{name}.")
 
 
 def field_section(key: str) -> type[BaseModel] | None:

@@ -30,18 +30,20 @@ _PATH_KEYS = (
 """Keys whose value may be a path, apart from those that a run may change anyway."""
 
 
-def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
+def pin_paths(loaded: LoadedRecipe, before: Mapping[str, Any] | None = None) -> LoadedRecipe:
     """The recipe with every relative path that exists made absolute: plugin file, data files, model directories.
 
     A path is searched from the recipe's folder, then from the working directory. `output_dir` stays as it is, and
     `model.params` and `adapter.from` are absolute even when they are gone: a run that continues needs them no more.
+    Where they were is known from `before` then, the recipe of the checkpoint that is continued.
     """
     recipe, directory = loaded.recipe, loaded.directory
+    known = {name: section.get("params") for name, section in ((before or {}).get("models") or {}).items()}
     plugin = recipe.plugin
     if plugin.module.endswith(".py"):
         plugin = plugin.model_copy(update={"module": _pinned(plugin.module, directory)})
-    model = _pinned_model(recipe.model, directory)
-    models = {name: _pinned_model(section, directory) for name, section in recipe.models.items()}
+    model = _pinned_model(recipe.model, directory, ((before or {}).get("model") or {}).get("params"))
+    models = {name: _pinned_model(section, directory, known.get(name)) for name, section in recipe.models.items()}
     splits = {split: _pinned_sources(getattr(recipe.data, split), directory) for split in ("train", "eval")}
     data = recipe.data.model_copy(update=splits)
     predict = recipe.predict
@@ -49,27 +51,51 @@ def pin_paths(loaded: LoadedRecipe) -> LoadedRecipe:
         predict = predict.model_copy(update={"input": _pinned(predict.input, directory)})
     adapter = recipe.adapter
     if adapter is not None and adapter.source is not None:
-        adapter = adapter.model_copy(update={"from": str(find_params(adapter.source, directory))})
+        begun = ((before or {}).get("adapter") or {}).get("from")
+        adapter = adapter.model_copy(update={"from": str(find_params(adapter.source, directory, begun))})
     sections = {"plugin": plugin, "model": model, "models": models, "adapter": adapter}
     update = {**sections, "data": data, "predict": predict}
     return replace(loaded, recipe=recipe.model_copy(update=update))
 
 
-def _pinned_model(section: Model, directory: Path) -> Model:
-    update = {
-        key: str(Path(name).resolve())
-        for key in ("name", "tokenizer")
-        if (name := getattr(section, key, None)) is not None and Path(name).is_dir()
-    }
+def _pinned_model(section: Model, directory: Path, before: str | None) -> Model:
+    update = {key: str(Path(name).resolve()) for key, name in _folders(section, directory).items()}
     if section.params is not None:
-        update["params"] = str(find_params(section.params, directory))
+        update["params"] = str(find_params(section.params, directory, before))
     return section.model_copy(update=update) if update else section
 
 
-def find_params(name: str, directory: Path) -> Path:
-    """The absolute path of `model.params` or `adapter.from`, seen from the recipe's folder, else the working one."""
+def _folders(section: Model, directory: Path) -> dict[str, str]:
+    """Those of a model and its tokenizer that are directories, seen from the recipe's folder, or the working one."""
+    given = {key: os.path.expanduser(name) for key in ("name", "tokenizer") if (name := getattr(section, key, None))}
+    beside = {key: os.path.join(directory, name) for key, name in given.items()}
+    found = {key: beside[key] if os.path.isdir(beside[key]) else name for key, name in given.items()}
+    return {key: name for key, name in found.items() if os.path.isdir(name)}
+
+
+def find_models(loaded: LoadedRecipe) -> LoadedRecipe:
+    """The recipe with the models that lie beside it under the names by which they are found from here."""
+
+    def found(section: Model) -> Model:
+        there = {key: os.path.relpath(name) for key, name in _folders(section, loaded.directory).items()}
+        changed = {
+            key: name for key, name in there.items() if not os.path.isdir(os.path.expanduser(getattr(section, key)))
+        }
+        return section.model_copy(update=changed) if changed else section
+
+    recipe = loaded.recipe
+    update = {"model": found(recipe.model), "models": {name: found(section) for name, section in recipe.models.items()}}
+    return replace(loaded, recipe=recipe.model_copy(update=update))
+
+
+def find_params(name: str, directory: Path, before: str | None = None) -> Path:
+    """The absolute path of `model.params` or `adapter.from`, seen from the recipe's folder, else the working one.
+
+    Where there is neither any more, it is `before` if that is one of the two.
+    """
     given = os.path.expanduser(name)
-    return Path(os.path.abspath(directory / given if os.path.isdir(directory / given) else given))
+    beside, here = (os.path.abspath(one) for one in (directory / given, given))
+    return Path(beside if os.path.isdir(beside) or (beside == before and not os.path.isdir(here)) else here)
 
 
 def moved(before: Mapping[str, Any], directory: Path, now: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ A padded row would have to be masked inside every plugin's loss; a batch of the 
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -29,6 +30,7 @@ from redco_cli.plugin.state import Variables
 from redco_cli.runtime.batch_shapes import BatchShapes
 from redco_cli.runtime.mesh import batch_sharding, data_shards, local_rows, put, replicated
 from redco_cli.runtime.peers.agreement import sum_over_processes
+from redco_cli.runtime.peers.multihost import is_main_process
 from redco_cli.runtime.program import Announce, Program
 from redco_cli.runtime.stopping.signals import stopping_point
 from redco_cli.training.step import make_eval_step
@@ -138,7 +140,23 @@ def _mean(
                 _add(sums, *pending.popleft(), done)
     while pending:
         _add(sums, *pending.popleft(), done)
-    return {name: total / weight if weight else float("nan") for name, (total, weight) in sums.items()}
+    return _divided(job, sums)
+
+
+def _divided(job: Job, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Each sum by its weight. A metric that counted nothing has no value: it is left out, and said to be.
+
+    The loss, and what ranks checkpoints, stay as nan: a run whose one evaluation lacks them goes on.
+    """
+    found = {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
+    for name in [name for name, (_, weight) in sums.items() if not weight]:
+        kept = name in ("loss", job.recipe.eval.best_metric)
+        if is_main_process():
+            said = "has no value" if kept else "is left out"
+            warn(f"{job.plugin.file}: loss_fn: {name} {said}: its weight is 0 over the whole evaluation")
+        if not kept:
+            del found[name]
+    return found
 
 
 def _arranged(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from redco_cli.console import warn
 from redco_cli.errors import TrainingError
 from redco_cli.job import Job
@@ -16,12 +18,24 @@ _NOT_FINITE = (
     "lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look at the data",
 )
 
+_LOSS_FROM_THE_FIRST = (
+    "the loss is not finite from the first step on, before any update",
+    "look at the data and loss_fn, not at the learning rate: ids of tokens or classes beyond the table or the "
+    "number of classes, a logarithm of 0 or a division by it, nan in the data or in the weights that it begins with",
+)
+_GRADIENT_FROM_THE_FIRST = (
+    "the loss is finite, but its gradient is not, from the first step on, before any update",
+    "look at loss_fn, not at the learning rate: a root or a norm at 0, or jnp.where around a division or logarithm of "
+    "0, whose gradient is nan on the side that is not taken too: make the argument safe instead",
+)
+
 
 def handle_skipped_step(
     job: Job,
     step: int,
     streak: int,
     weight: float,
+    loss: float,
     checkpoints: Checkpoints,
     census: RowCensus,
     loss_scale: float | None,
@@ -33,6 +47,7 @@ def handle_skipped_step(
         step: the optimizer step.
         streak: how many were skipped in a row, this one included.
         weight: what its loss was divided by.
+        loss: of the step.
         checkpoints: of which the last is named.
         census: of the rows read, of which is told what was noted where no position carries loss.
         loss_scale: by which the loss was scaled, where a model computes in float16.
@@ -41,7 +56,9 @@ def handle_skipped_step(
         TrainingError: they are too many.
     """
     reason, remedy = _NO_WEIGHT if weight == 0 else _NOT_FINITE
-    if weight and loss_scale is not None:
+    if weight and streak == step and (loss_scale is None or not math.isfinite(loss)):
+        reason, remedy = _GRADIENT_FROM_THE_FIRST if math.isfinite(loss) else _LOSS_FROM_THE_FIRST
+    elif weight and loss_scale is not None:
         reason = f"{reason} in float16 with loss_scale {loss_scale:g}, which is halved"
         remedy = f"set model.dtype: bfloat16 where the device has it; {remedy}"
     if streak < job.recipe.train.max_nonfinite_steps:

@@ -22,6 +22,14 @@ STARTER = ["quickstart.yaml", "plugins/python_source.py", "quickstart_prompts.js
         (["predict", "run", "--show", "all"], "Error: Invalid value for '--show': Input should be a valid integer"),
         (["predict", "run", "--input"], "Error: Option '--input' requires an argument."),
         (["doctor", "recipe.yaml"], "Error: Got unexpected extra argument(s) (recipe.yaml)"),
+        (
+            ["inspect-sharding", "recipe.yaml", "mesh.data=2"],
+            "Error: Got unexpected extra argument(s) (mesh.data=2). This command takes no key=value: see its options, "
+            "such "
+            "as --mesh data=1,fsdp=4 and --batch-size of inspect-sharding, or give a recipe of two lines, `extends: "
+            "RECIPE` "
+            "and what differs.\n",
+        ),
         (["--steps"], "Error: No such option: --steps"),
     ],
 )

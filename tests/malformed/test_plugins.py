@@ -193,7 +193,7 @@ BEFORE_TRAINING = {
         (
             "plugin.py: loss_fn: its return value has shape [8] on the batch x float32[8, 2], y "
             "int32[8]; expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars\n"
-            "  -> reduce it with .sum() or .mean()"
+            "  -> reduce it with .mean()"
         ),
         ((LOSS, "return each"),),
     ),
@@ -233,7 +233,7 @@ BEFORE_TRAINING = {
         (
             "plugin.py: loss_fn: Loss.weight has shape [8] on the batch x float32[8, 2], y int32[8]; "
             "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars\n"
-            "  -> reduce it with .sum() or .mean()"
+            "  -> reduce it with .sum()"
         ),
         ((LOSS, "return Loss(each.sum(), batch['y'])"),),
     ),
@@ -241,7 +241,7 @@ BEFORE_TRAINING = {
         (
             "plugin.py: loss_fn: the metric each has shape [8] on the batch x float32[8, 2], y int32[8]; "
             "expected a scalar mean or Loss(sum, weight, metrics={...}) of scalars\n"
-            "  -> reduce it with .sum() or .mean()"
+            "  -> reduce it with .sum()"
         ),
         ((LOSS, "return Loss(each.sum(), each.size, {'each': each})"),),
     ),
@@ -263,7 +263,7 @@ BEFORE_TRAINING = {
             "plugin.py:31: loss_fn: loss_fn raised KeyError at `return (each * "
             "batch['weights']).mean()`: 'weights'\n"
             "  on the batch x float32[8, 2], y int32[8]\n"
-            "  -> fix the plugin; `redco --traceback ...` shows the whole traceback"
+            "  -> batch has x, y; params has Dense_0"
         ),
         ((LOSS, "return (each * batch['weights']).mean()"),),
     ),
@@ -490,10 +490,7 @@ AT_THE_FIRST_EVALUATION = {
         ((METRIC, "pass"),),
     ),
     "metrics: a text": Case(
-        (
-            "plugin.py: metric_fn: a metric is no number: could not convert string to float: 'good'\n"
-            "  -> return a dict of floats"
-        ),
+        ("plugin.py: metric_fn: the metric exact is 'good', which is no number\n  -> return a dict of name to number"),
         ((METRIC, 'return {"exact": "good"}'),),
     ),
     "metrics: one called step": Case(
@@ -620,10 +617,23 @@ def test_found_on_the_way_with_the_steps_before_it_saved(folder, name: str) -> N
         (
             "Loss(each.sum() * float('nan'), each.size)",
             (
-                "step 3: loss or gradient is not finite, 3 steps in a row; the parameters are those of step "
-                "0; no checkpoint was due yet\n"
-                "  -> lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look "
-                "at the data"
+                "step 3: the loss is not finite from the first step on, before any update, 3 steps in a row; the "
+                "parameters are those of step 0; no checkpoint was due yet\n"
+                "  -> look at the data and loss_fn, not at the learning rate: ids of tokens or classes beyond the "
+                "table "
+                "or the number of classes, a logarithm of 0 or a division by it, nan in the data or in the weights "
+                "that "
+                "it begins with"
+            ),
+        ),
+        (
+            "Loss(each.sum() + (0 * each.sum()) ** 0.5, each.size)",
+            (
+                "step 3: the loss is finite, but its gradient is not, from the first step on, before any update, 3 "
+                "steps in a row; the parameters are those of step 0; no checkpoint was due yet\n"
+                "  -> look at loss_fn, not at the learning rate: a root or a norm at 0, or jnp.where around a division "
+                "or logarithm of 0, whose gradient is nan on the side that is not taken too: make the argument safe "
+                "instead"
             ),
         ),
         (
@@ -640,27 +650,3 @@ def test_a_loss_that_is_no_number_from_the_first_step(folder, loss: str, error: 
     folder.plugin((LOSS, f"return {loss}"))
     settings = ["train.max_nonfinite_steps=3", "eval.every=4", "checkpoint.every=4"]
     assert folder.refused("train", "recipe.yaml", *settings, leaves=["run(/[^-]*)?"]) == error
-
-
-@pytest.mark.parametrize(
-    ("loss", "place", "reason"),
-    [
-        (
-            "float(each.sum())",
-            "plugin.py:31: loss_fn: loss_fn raised ConcretizationTypeError at `return float(",
-            "float",
-        ),
-        (
-            "np.log(each).sum()",
-            "plugin.py:31: loss_fn: loss_fn raised TracerArrayConversionError at `return np",
-            "numpy",
-        ),
-        ("each.mean() if each.sum() > 0 else 0.0", "plugin.py:31: loss_fn: loss_fn raised TracerBool", "boolean"),
-    ],
-)
-def test_python_on_traced_values_is_told_in_the_words_of_jax(folder, loss: str, place: str, reason: str) -> None:
-    folder.plugin((LOSS, f"return {loss}"))
-    error = folder.refused("train", "recipe.yaml")
-    assert error.startswith(place)
-    assert reason in error
-    assert error.endswith("\n  -> fix the plugin; `redco --traceback ...` shows the whole traceback")

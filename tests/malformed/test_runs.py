@@ -164,7 +164,7 @@ CASES = {
             'plugin.py:23: collate_fn: collate_fn raised KeyError at `x = np.array([e["x"] for e in '
             "examples], np.float32)`: 'x'\n"
             "  on 1 examples, the first with keys text\n"
-            "  -> fix the plugin; `redco --traceback ...` shows the whole traceback"
+            '  -> add it to the examples; or, where only a loss needs it, read it only where ctx.stage != "predict"'
         ),
         (*PREDICT, "--input", "in.jsonl"),
         holding("in.jsonl", '{"text": "a"}\n'),

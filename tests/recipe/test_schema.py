@@ -160,6 +160,16 @@ TOP = (
             "`redco inspect-sharding` lists.",
         ),
         ("tarin: {}\n", "r.yaml:3: tarin: unknown key\n  -> did you mean train?"),
+        ("optimizer: adam\n", "r.yaml:3: optimizer: unknown key\n  -> did you mean train.optimizer?"),
+        (
+            "batch_size: 2\n",
+            "r.yaml:3: batch_size: unknown key\n  -> did you mean eval.batch_size or predict.batch_size?",
+        ),
+        (
+            "eval: {predict.every: 5}\n",
+            "r.yaml:3: eval.predict.every: unknown key: eval.predict is one value, and has no keys below it\n"
+            "  -> eval.predict: Also run `predict_fn` and `metric_fn` on the eval examples.",
+        ),
         ("zzz: 1\n", f"r.yaml:3: zzz: unknown key\n  -> known: {TOP}"),
         ("train:\n  learnin_rate: 1\n", "r.yaml:4: train.learnin_rate: unknown key\n  -> did you mean learning_rate?"),
         (

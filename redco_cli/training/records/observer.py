@@ -70,7 +70,8 @@ class Observer:
                 self._piece[name].append(metrics[name])
         if streak:
             scale = metrics.get("loss_scale")
-            handle_skipped_step(self._job, step, streak, weight, self._checkpoints, self._census, scale)
+            loss = metrics["loss"]
+            handle_skipped_step(self._job, step, streak, weight, loss, self._checkpoints, self._census, scale)
             refuse_to_learn_nothing(self._job, step, skipped, weight, self._census)
         if step % self._timeline.log_every and step != self._timeline.steps:
             return

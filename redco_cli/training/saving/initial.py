@@ -162,7 +162,7 @@ def check_initial_params(job: Job, initial: Mapping[str, InitialCheckpoint]) -> 
         if given is None:
             check_initial(model, section_of(job.recipe, name))
         else:
-            _refuse_mismatches(model, name, given)
+            _refuse_mismatches(job, name, given)
 
 
 def _check_source(job: Job) -> None:
@@ -171,14 +171,28 @@ def _check_source(job: Job) -> None:
         check_source(adapter.section, members_of(job.model)[MAIN], job.loaded)
 
 
-def _refuse_mismatches(model: Any, name: str, given: InitialCheckpoint) -> None:
+def _refuse_mismatches(job: Job, name: str, given: InitialCheckpoint) -> None:
+    model = members_of(job.model)[name]
     wrong = given.reading(lambda: given.checkpoints.mismatches(given.step, model.abstract, name))
-    if wrong:
-        more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
-        problem = f"the parameters in {given.name} are not those of this model: {'; '.join(wrong[:_NAMED])}{more}"
-        key = "adapter.from" if name == ADAPTER else _KEY
-        remedy = f"give the model the config and the implementation of that run, or leave {key} out"
-        raise ModelError(given.where, problem, remedy)
+    if not wrong:
+        return
+    prefix = f"{name}/" if isinstance(job.model, Models) and job.model.is_named else ""
+    more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+    told = "; ".join(f"{prefix}{one}" for one in wrong[:_NAMED])
+    problem = f"the parameters in {given.name} are not those of this model: {told}{more}"
+    key = "adapter.from" if name == ADAPTER else _KEY
+    remedy = f"give the model the config and the implementation of that run, or leave {key} out"
+    if name != ADAPTER and any(one.endswith(" is missing") for one in wrong):
+        remedy = f"{remedy}; {_part_of_it(job, shown(given.checkpoints.directory))}"
+    raise ModelError(given.where, problem, remedy)
+
+
+def _part_of_it(job: Job, run: str) -> str:
+    """How some parts of another run are trained on beside new ones."""
+    if job.plugin.build_model is not None and job.recipe.model.name is None and job.recipe.model.config is None:
+        recipe = f"models: {{encoder: {{params: {run}, frozen: false}}}}"
+        return f"for one part of it beside new ones, {recipe} and a build_model that returns encoder and these by name"
+    return f"for another head on it, redco export {run} --output DIR, and model.name: DIR"
 
 
 def load_initial_params(
@@ -261,7 +275,7 @@ def load_model_params(
     dtype = constant_of(job.model).get(name)
     kept, read = keeping(places, dtype), dense_places(places)
     if given is not None:
-        _refuse_mismatches(model, name, given)
+        _refuse_mismatches(job, name, given)
         wanted = jax.tree.map(
             lambda leaf, place, own: jax.ShapeDtypeStruct(
                 leaf.shape, leaf.dtype if is_quantized(own) else dtype or leaf.dtype, sharding=place

@@ -207,7 +207,7 @@ def find_start(loaded: LoadedRecipe, timeline: Timeline, identity: Identity) -> 
     free = FREE_TO_CHANGE if ranked else FREE_TO_CHANGE + FREE_WHILE_UNRANKED
     before = moved(source.meta(step).recipe, source.directory, pin_paths(loaded).recipe.model_dump(mode="json"))
     loaded = pinned_models(loaded, before)
-    now = pin_paths(loaded).recipe.model_dump(mode="json")
+    now = pin_paths(loaded, before).recipe.model_dump(mode="json")
     refuse_changes(before, now, (*free, *LENGTHS), loaded.where, source.path(step).name)
     earlier = [other for other in steps_of(own) if other < step] if source is own else []
     found = extended(loaded, timeline, source, step, earlier)
@@ -252,12 +252,18 @@ def refuse_changes(
             [
                 Problem(
                     where(key),
-                    f"{_told(_at(now, key))}, but {checkpoint} was trained with {_told(_at(before, key))}",
+                    f"{_told(_at(now, key))}{_gone(key, _at(now, key))}, but {checkpoint} was trained with "
+                    f"{_told(_at(before, key))}",
                     "restore the value, or choose another output_dir for a new run",
                 )
                 for key in changed
             ]
         )
+
+
+def _gone(key: str, value: Any) -> str:
+    is_path = key in ("model.params", "adapter.from") or (key.startswith("models.") and key.endswith(".params"))
+    return " is gone" if is_path and isinstance(value, str) and not os.path.isdir(value) else ""
 
 
 def _told(value: Any) -> str:

@@ -168,11 +168,26 @@ def test_a_loss_that_is_not_finite_is_skipped_then_ends_the_run(
     with pytest.raises(RedcoError) as ended:
         train("recipe.yaml", ["train.max_nonfinite_steps=3"])
     assert str(ended.value) == (
-        "step 3: loss or gradient is not finite, 3 steps in a row; the parameters are those of step 0; "
-        "no checkpoint was due yet\n"
+        "step 3: the loss is not finite from the first step on, before any update, 3 steps in a row; the parameters are "
+        "those of step 0; no checkpoint was due yet\n"
+        "  -> look at the data and loss_fn, not at the learning rate: ids of tokens or classes beyond the table or the "
+        "number of classes, a logarithm of 0 or a division by it, nan in the data or in the weights that it begins with"
+    )
+    said = "step 1: the loss is not finite from the first step on, before any update; the update is skipped (1 in a row)"
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("project")
+def test_a_loss_that_ceases_to_be_finite_blames_the_learning_rate(project: Path) -> None:
+    spoil(project, "(jax.numpy.where(ctx.step > 2, float('nan'), 0.0) if train else 0.0)")
+    (project / "plugin.py").write_text("import jax\n" + (project / "plugin.py").read_text())
+    with pytest.raises(RedcoError) as ended:
+        train("recipe.yaml", ["train.max_nonfinite_steps=3"])
+    assert str(ended.value) == (
+        "step 6: loss or gradient is not finite, 3 steps in a row; the parameters are those of step 3; "
+        f"last checkpoint: {project}/run/checkpoint-5\n"
         "  -> lower train.learning_rate, lengthen train.warmup, lower train.max_grad_norm, or look at the data"
     )
-    assert "step 1: loss or gradient is not finite; the update is skipped (1 in a row)" in capsys.readouterr().err
 
 
 def test_one_bad_batch_leaves_the_parameters_alone(project: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from redco_cli.errors import RedcoError
+from redco_cli.job import prepare
 from redco_cli.recipe.load import load_recipe
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.run import predict, train, validate
@@ -144,7 +145,52 @@ def test_parameters_of_another_model_are_named(project: Path) -> None:
         "command line: model.params: the parameters in source/checkpoint-6 are not those of this model: "
         "output/kernel is [16, 8], not [16, 5]; inner/bias is missing; inner/kernel is missing; "
         "hidden/bias is not used; hidden/kernel is not used; output/bias is not used\n"
+        "  -> give the model the config and the implementation of that run, or leave model.params out; for one part "
+        "of it beside new ones, models: {encoder: {params: source, frozen: false}} and a build_model that returns "
+        "encoder and these by name"
+    )
+
+
+def test_another_size_is_no_other_part(project: Path) -> None:
+    plugin = (project / "plugin.py").read_text()
+    (project / "plugin.py").write_text(plugin.replace('nn.Dense(8, name="output")', 'nn.Dense(5, name="output")'))
+    assert refused("model.params=source") == (
+        "command line: model.params: the parameters in source/checkpoint-6 are not those of this model: "
+        "output/bias is [8], not [5]; output/kernel is [16, 8], not [16, 5]\n"
         "  -> give the model the config and the implementation of that run, or leave model.params out"
+    )
+
+
+def test_one_of_several_models_is_named_with_its_parameters(project: Path) -> None:
+    plugin = (project / "plugin.py").read_text()
+    head = "class Head(nn.Module):\n    @nn.compact\n    def __call__(self, x): return nn.Dense(3, name='top')(x)\n"
+    plugin = plugin.replace("def build_model", f"{head}\n\ndef build_model")
+    plugin = plugin.replace("return Net()", 'return {"model": Net(), "head": Head()}')
+    (project / "plugin.py").write_text(plugin.replace("ctx.model(params,", 'ctx.model(params["model"],'))
+    assert refused("model.params=source") == (
+        "command line: model.params: the parameters in source/checkpoint-6 are not those of this model: "
+        "head/top/bias is missing; head/top/kernel is missing; head/hidden/bias is not used; head/hidden/kernel is not "
+        "used; head/output/bias is not used; head/output/kernel is not used\n"
+        "  -> give the model the config and the implementation of that run, or leave model.params out; for one part "
+        "of it beside new ones, models: {encoder: {params: source, frozen: false}} and a build_model that returns "
+        "encoder and these by name"
+    )
+
+
+@pytest.mark.usefixtures("project")
+def test_a_source_that_is_gone_is_told_and_not_needed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "recipes").mkdir()
+    (project / "recipe.yaml").rename(project / "recipes" / "recipe.yaml")
+    (project / "plugin.py").rename(project / "recipes" / "plugin.py")
+    (project / "source").rename(project / "recipes" / "source")
+    train("recipes/recipe.yaml", ["model.params=source", *STILL])
+    (project / "recipes" / "source").rename(project / "recipes" / "sources")
+    validate("recipes/recipe.yaml", ["model.params=source", *STILL])
+    with pytest.raises(RedcoError) as error:
+        validate("recipes/recipe.yaml", ["model.params=elsewhere", *STILL])
+    assert str(error.value) == (
+        f"command line: model.params: '{project}/elsewhere' is gone, but checkpoint-2 was trained with "
+        f"'{project}/recipes/source'\n  -> restore the value, or choose another output_dir for a new run"
     )
 
 
@@ -199,3 +245,21 @@ def test_a_named_model_gives_its_config_and_the_other_run_its_parameters(project
     assert len(wanted) > 5
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_a_named_model_is_searched_beside_the_recipe_first(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = (
+        "data: {train: {path: json, data_files: train.jsonl}, max_length: 8}\nplugin: {module: causal_lm}\n"
+        "train: {global_batch_size: 4, steps: 1}\nmodel: {name: named, tokenizer: byte}\noutput_dir: first\n"
+    )
+    beside = project / "recipes"
+    (beside / "named").mkdir(parents=True)
+    (beside / "named" / "config.json").write_text(json.dumps(LLAMA))
+    (beside / "train.jsonl").write_text('{"text": "abcdefgh"}\n' * 4)
+    (beside / "lm.yaml").write_text(recipe)
+    job = prepare(load_recipe("recipes/lm.yaml"), stages=("train",))
+    assert (job.recipe.model.name, job.recipe.model.tokenizer) == ("recipes/named", "byte")
+    assert job.model.config.hidden_size == 16
+    assert pin_paths(load_recipe("recipes/lm.yaml")).recipe.model.name == str(beside / "named")
+    monkeypatch.chdir(beside)
+    assert prepare(load_recipe("lm.yaml"), stages=("train",)).recipe.model.name == "named"
