@@ -20,7 +20,7 @@ FORBIDDEN = {
 
 
 def names(tree: ast.AST) -> set[str]:
-    """Every name in the code: of variables, attributes, keywords, arguments and imports; texts and comments are none."""
+    """Every name in the code: of variables, attributes, keywords, arguments and imports; not of texts."""
     found: set[str] = set()
     for node in ast.walk(tree):
         match node:
