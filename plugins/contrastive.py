@@ -1,15 +1,15 @@
-"""Images and texts in one space, by two towers of one's own: three digits in a row, and the words for them.
+"""Images and texts in one space, by a CLIP or two towers of one's own: three digits in a row, and the words for them.
 
 The loss tells each image's text from all others of the global batch, and each text's image (Radford et al., 2021), so
-the batch is never cut. What is held out for evaluation is decided by the words: none of them has been seen in that
-order, and none of the digits in any image.
+the batch is never cut. Towers take and give what a CLIP of transformers does, by its names. What is held out for
+evaluation is decided by the words: none of them has been seen in that order, and none of the digits in any image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from redco_cli.plugin.contract import Batch, Context, Example, Params
-from redco_cli.plugin.parts import builtin, column, held_out
+from redco_cli.plugin.parts import builtin, column, cut, encode, held_out, pad, padding_id, tokenizer_of
 
 digits = builtin("image_classification")
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -45,23 +45,32 @@ class Options(digits.Options):  # type: ignore[name-defined, misc]
     eval_share: float = 0.2
 
 
+class Compared(NamedTuple):
+    """Unit vectors of B images and B texts [B, D], and how alike each image is to each text [B, B]."""
+
+    image_embeds: jax.Array
+    text_embeds: jax.Array
+    logits_per_image: jax.Array
+
+
 class Towers(nn.Module):  # type: ignore[misc]
     """An encoder of images and one of texts, to unit vectors, and a temperature."""
 
     options: Options
 
     @nn.compact  # type: ignore[untyped-decorator]
-    def __call__(self, images: jax.Array, words: jax.Array) -> Any:
-        """Images [B, height, width, channels] and words [B, L] to vectors [B, D] each, and the scale."""
-        x = images
+    def __call__(self, pixel_values: jax.Array, input_ids: jax.Array) -> Compared:
+        """Images [B, height, width, channels] and the numbers of words [B, L], compared each with each."""
+        x = pixel_values
         for width in (self.options.channels, 2 * self.options.channels):
             x = nn.relu(nn.Conv(width, (3, 3))(nn.relu(nn.Conv(width, (3, 3))(x))))
             x = nn.max_pool(x, (2, 2), strides=(2, 2))
-        y = nn.Embed(len(WORDS), self.options.width)(words)
+        y = nn.Embed(len(WORDS), self.options.width)(input_ids)
         y = nn.gelu(nn.Dense(2 * self.options.width)(y.reshape(len(y), -1)))
         scale = jnp.exp(self.param("scale", nn.initializers.constant(np.log(10.0)), ()))
         ends = [nn.Dense(self.options.width)(z.reshape(len(z), -1)) for z in (x, y)]
-        return *(z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in ends), scale
+        images, texts = (z / jnp.linalg.norm(z, axis=-1, keepdims=True) for z in ends)
+        return Compared(images, texts, scale * images @ texts.T)
 
 
 def build_model(ctx: Context) -> nn.Module:
@@ -86,20 +95,28 @@ def load_examples(ctx: Context, split: str) -> Sequence[Example]:
 
 
 def collate_fn(ctx: Context, examples: Sequence[Example]) -> Mapping[str, Any]:
-    """`images` [B, 8, 24, 1] and `words` [B, 3], by their numbers."""
-    images = digits.arrays(column(examples, ctx.options.image), ctx.options.image)
-    texts = column(examples, ctx.options.text, str)
-    return {
-        "images": np.stack(images),
-        "words": np.array([[WORDS.index(word) for word in text.split()] for text in texts], np.int32),
-    }
+    """`pixel_values` of B images, as the model's processor makes them or as they are, and `input_ids` [B, L] of texts.
+
+    Without a tokenizer these are the numbers of words; with one, ended with the end mark and padded to
+    `data.max_length`, and `attention_mask` stands beside them.
+    """
+    texts, processor = column(examples, ctx.options.text, str), getattr(ctx.tokenizer, "image_processor", None)
+    batch = dict(digits.collate_fn(replace(ctx, tokenizer=processor, stage="predict"), examples))
+    if processor is None:
+        return {
+            **batch,
+            "input_ids": np.array([[WORDS.index(word) for word in text.split()] for text in texts], np.int32),
+        }
+    tokenizer, length = tokenizer_of(ctx), ctx.recipe.data.max_length
+    rows = [[*row[:-1], tokenizer.eos_token_id] for row in cut(encode(tokenizer, texts), length)]
+    ids, mask = pad(rows, length, padding_id(tokenizer))
+    return {**batch, "input_ids": ids, "attention_mask": mask}
 
 
 def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: bool) -> jax.Array:
     """Cross-entropy of each image's text among all texts, and of each text's image; equal texts count alike."""
-    images, texts, scale = ctx.model(params, batch["images"], batch["words"])
-    similarities = scale * images @ texts.T
-    same = (batch["words"][:, None] == batch["words"]).all(-1)
+    similarities = ctx.model(params, **batch, rng=rng, train=train).logits_per_image
+    same = (batch["input_ids"][:, None] == batch["input_ids"]).all(-1)
     wanted = same / same.sum(-1, keepdims=True)
     each = optax.softmax_cross_entropy(similarities, wanted) + optax.softmax_cross_entropy(similarities.T, wanted)
     mean: jax.Array = each.mean() / 2
@@ -108,8 +125,8 @@ def loss_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array, train: b
 
 def predict_fn(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Mapping[str, jax.Array]:
     """The vectors [B, D] of each image and each text."""
-    images, texts, _ = ctx.model(params, batch["images"], batch["words"])
-    return {"image": images, "text": texts}
+    found = ctx.model(params, **batch)
+    return {"image": found.image_embeds, "text": found.text_embeds}
 
 
 def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[Any]) -> Mapping[str, float]:

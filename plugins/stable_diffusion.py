@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import jax
 import jax.numpy as jnp
@@ -247,20 +248,24 @@ def draw(ctx: Context, params: Params, batch: Batch, noise: jax.Array) -> jax.Ar
 
 
 def output_fn(ctx: Context, outputs: Any) -> list[Any]:
-    """Where each image was written: a PNG file in `images` of the output directory, named after what is in it."""
+    """Where each image was written: a PNG file in `images` of the output directory, named after what is in it.
+
+    Whoever draws it writes it, in one stroke, so that several may.
+    """
     folder, found = Path(ctx.recipe.output_dir, "images"), []
+    folder.mkdir(parents=True, exist_ok=True)
     for image in np.round(outputs * 255).astype(np.uint8):
         path = folder / f"{hashlib.sha256(image.tobytes()).hexdigest()[:16]}.png"
-        if jax.process_index() == 0:
-            folder.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(image).save(path)
+        if not path.exists():
+            new = folder / f".{uuid4().hex}.png"
+            Image.fromarray(image).save(new)
+            new.replace(path)
         found.append({"image": str(path)})
     return found
 
 
 def metric_fn(ctx: Context, examples: Sequence[Example], predictions: Sequence[Any]) -> Mapping[str, float]:
     """Draws the first images in `samples.png`; there is no number that tells how good they are."""
-    if jax.process_index() == 0:
-        drawn = [np.asarray(Image.open(one["image"])) for one in predictions[:SHOWN]]
-        image_grid(ctx, "samples.png", np.stack(drawn) / 255, columns=COLUMNS)
+    drawn = [np.asarray(Image.open(one["image"])) for one in predictions[:SHOWN]]
+    image_grid(ctx, "samples.png", np.stack(drawn) / 255, columns=COLUMNS)
     return {}

@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +15,22 @@ from redco_cli.plugin.parts import builtin
 from redco_cli.run import train
 from redco_cli.training.loop import TrainingRun
 from tests.plugins.trained import trained
-from tests.training.tiny import assert_same_run
+from tests.training.tiny import assert_same_run, final_state
 
 federated = builtin("federated")
 RATE, WIDTH = 0.05, 3
+FEW_DIGITS = """
+from redco_cli.plugin.parts import builtin
+
+given = builtin("federated")
+Options, build_model, collate_fn, loss_fn = given.Options, given.build_model, given.collate_fn, given.loss_fn
+predict_fn, optimizer_fn, run_fn = given.predict_fn, given.optimizer_fn, given.run_fn
+
+
+def load_examples(ctx, split):
+    return given.load_examples(ctx, split)[:40]
+"""
+"""The plugin with so many examples that four clients have ten each."""
 
 
 class LeastSquares:
@@ -120,6 +133,30 @@ def test_what_is_no_federation_is_refused(context):
     ctx = context("federated")
     with pytest.raises(PluginError, match=r"train.steps: 99 steps are less than one round: 10 clients, 10 steps each"):
         federated.run_fn(LeastSquares(ctx, [{"label": 0}] * 20, steps=99))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["iid", "label_skew"])
+def test_trained_clients_of_one_step_are_sgd_on_the_union(partition, tmp_path, monkeypatch):
+    """`redco train`, three rounds of four clients with 10 digits each: what three steps on all 40 at once lead to."""
+    monkeypatch.chdir(tmp_path)
+    Path("few.py").write_text(FEW_DIGITS)
+    Path("federated.yaml").write_text("extends: federated\nplugin: {module: few.py}\n")
+    Path("union.yaml").write_text("extends: federated.yaml\nplugin: {module: union.py}\n")
+    Path("union.py").write_text(FEW_DIGITS + "del run_fn\n")
+    alike = ["plugin.options.dropout=0", "plugin.options.shift=0", "plugin.options.channels=4", "logging.plot=false"]
+    of_clients = [f"plugin.options.partition={partition}", "plugin.options.clients=4", "plugin.options.local_steps=1"]
+    rounds = [*of_clients, "train.global_batch_size=10", "train.steps=12", "output_dir=rounds"]
+    train("federated.yaml", [*alike, *rounds, "mesh.data=1"])
+    train("union.yaml", [*alike, "train.global_batch_size=40", "train.steps=3", "output_dir=union", "mesh.data=1"])
+    found, wanted = final_state("rounds", 12), final_state("union", 3)
+    names = [name for name in wanted if name.startswith("['params']")]
+    assert len(names) >= 6
+    for name in names:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=1e-6, err_msg=name)
+    train("union.yaml", [*alike, "train.global_batch_size=40", "train.steps=1", "output_dir=first", "mesh.data=1"])
+    begun = final_state("first", 1)
+    assert max(np.abs(wanted[name] - begun[name]).max() for name in names) > 1e-3  # they have moved
 
 
 @pytest.mark.slow

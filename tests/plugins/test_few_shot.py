@@ -59,7 +59,7 @@ def test_a_task_follows_from_its_number_and_has_one_image_of_each_class_first(co
 
 def test_a_product_of_patches_is_a_convolution():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 6, 3)), jnp.float32)
-    convolution = nn.Conv(4, (3, 3))
+    convolution = nn.Conv(4, (3, 3), strides=2, padding=1)
     params = convolution.init(jax.random.key(0), x)
     kernel, bias = params["params"]["kernel"].reshape(-1, 4), params["params"]["bias"]
     np.testing.assert_allclose(few.patches(x) @ kernel + bias, convolution.apply(params, x), rtol=1e-5, atol=1e-5)

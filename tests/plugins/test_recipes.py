@@ -1,14 +1,19 @@
-"""Recipes with algorithms of their own: the same on every mesh, and whenever they are stopped."""
+"""Recipes: the same on every mesh, and whenever they are stopped; those of reinforcement are in a file of their own."""
 
 from pathlib import Path
 
 import pytest
 
 from redco_cli.run import train
+from tests.plugins import tiny_pipeline
 from tests.training.tiny import assert_same_run, interrupted, recorded
 
 CUBE = "{data: 2, fsdp: 2, tensor: 2}"
 STEPS = 20
+LOSS_ALONE = ["eval.predict=false", "eval.best_metric=loss", "eval.best_mode=min"]
+TINY_PIPELINE = [
+    *("model.name=hub", "model.dtype=float32", f"data.max_length={tiny_pipeline.LENGTH}", "train.global_batch_size=8")
+]
 SHORT = {
     "vae": [],
     "contrastive": ["plugin.options.train_examples=3000", "train.warmup=20", "train.learning_rate=1.5e-3"],
@@ -16,13 +21,32 @@ SHORT = {
     "federated": ["plugin.options={clients: 2, local_steps: 5}"],
     "gan": ["plugin.options.train_examples=3000"],
     "meta_learning": ["plugin.options.tasks=3000"],
-    "few_shot": ["plugin.options.eval_tasks=16", "train.warmup=20", "train.learning_rate=2e-4"],
+    "few_shot": ["plugin.options.eval_tasks=16"],
     "text_to_image": ["plugin.options.steps=2"],
     "tagging": ["plugin.options.eval_examples=64"],
     "captioning": ["plugin.options.eval_examples=61", "train.warmup=20"],
     "private": ["privacy.accountant=rdp"],
 }
 """Recipe to what makes twenty steps of it short."""
+ON_MESHES = {
+    **SHORT,
+    "digits": [],
+    "quickstart": [],
+    "instruct": ["plugin.options.eval_examples=16", *LOSS_ALONE],
+    "lora": ["model.params=base", "plugin.options.eval_examples=16", *LOSS_ALONE],
+    "dates": ["plugin.options.eval_examples=16", "train.warmup=20", *LOSS_ALONE],
+    "summaries": ["plugin.options.eval_examples=16", "train.warmup=20", *LOSS_ALONE],
+    "text_classification": ["plugin.options.eval_examples=16", *LOSS_ALONE],
+    "text_regression": ["plugin.options.eval_examples=16", *LOSS_ALONE],
+    "pairs": ["plugin.options.eval_examples=22", *LOSS_ALONE],
+    "similarity": ["plugin.options.eval_examples=20", *LOSS_ALONE],
+    "stable_diffusion": [*TINY_PIPELINE, "data.train={path: data}", "data.eval=1", "train.warmup=20"],
+    "dreambooth": [*TINY_PIPELINE, "plugin.options={images: data_files, class_images: data_files, class_prompt: owl}"],
+}
+"""The same for meshes, of recipes too whose plugins have nothing of their own to keep; a warm-up is no longer than the
+run, and `hub` is a tiny stand-in for a Stable Diffusion."""
+BASES = {"distillation": ("digits", "teacher"), "lora": ("instruct", "base")}
+"""Recipe to another that it begins with, and what that is called."""
 FEW = [f"train.steps={STEPS}", "logging.every=1", "logging.plot=false"]
 
 
@@ -31,14 +55,19 @@ def short(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     """`recipe.yaml`, which is a shipped one, in the working directory; and the overrides of a short run."""
     monkeypatch.chdir(tmp_path)
     Path("recipe.yaml").write_text(f"extends: {request.param}\noutput_dir: run\n")
-    if request.param == "distillation":
-        train("digits", ["train.steps=2", "mesh.data=1", "logging.plot=false", "output_dir=teacher"])
-    return [*FEW, *SHORT[request.param]]
+    if request.param in BASES:
+        base, name = BASES[request.param]
+        train(base, [*ON_MESHES[base], "train.steps=20", "mesh.data=1", "logging.plot=false", f"output_dir={name}"])
+    if request.param in ("stable_diffusion", "dreambooth"):
+        pytest.importorskip("diffusers")
+        tiny_pipeline.write_pipeline(Path("hub"))
+        tiny_pipeline.write_images(Path("data"))
+    return [*FEW, *ON_MESHES[request.param]]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("short", SHORT, indirect=True)
+@pytest.mark.parametrize("short", ON_MESHES, indirect=True)
 def test_the_first_steps_are_those_of_one_device(short: list[str]) -> None:
     losses = {}
     for number, mesh in enumerate(("{data: 1}", "{data: 8}", CUBE)):

@@ -113,10 +113,11 @@ def short(recipe, *more):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["cartpole", "pendulum", "particles"])
+@pytest.mark.parametrize("recipe", ["cartpole", "acrobot", "pendulum", "particles"])
 def test_the_first_steps_are_those_of_one_device(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings, losses = short(recipe, "train.steps=20"), []
+    quick = ["plugin.options.horizon=32"] if recipe == "acrobot" else []
+    settings, losses = short(recipe, "train.steps=20", *quick), []
     for number, mesh in enumerate(("{data: 1}", "{data: 8}", "{data: 2, fsdp: 2, tensor: 2}")):
         train("recipe.yaml", [*settings, f"mesh={mesh}", f"output_dir=run-{number}"])
         losses.append([one["loss"] for one in recorded(f"run-{number}") if one["kind"] == "train"])

@@ -233,6 +233,18 @@ def test_a_run_draws_files_and_a_picture_of_them():
     assert predict_examples("run", [{"text": "low"}])[0]["prediction"]["image"].startswith("run/images/")
 
 
+def test_images_are_written_by_all_who_draw_them_and_are_one_file_each(context):
+    ctx, drawn = context("stable_diffusion"), np.random.default_rng(0).uniform(size=(2, 5, 4, 3))
+    first, again = (plugin.output_fn(ctx, drawn) for _ in range(2))
+    assert first == again
+    assert sorted(map(str, Path("runs/test/images").iterdir())) == sorted(one["image"] for one in first)
+    for one, image in zip(first, drawn, strict=True):
+        np.testing.assert_array_equal(np.asarray(Image.open(one["image"])), np.round(image * 255))
+    Path(first[0]["image"]).write_bytes(b"of another process")
+    plugin.output_fn(ctx, drawn)
+    assert Path(first[0]["image"]).read_bytes() == b"of another process"
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_adapter_goes_to_the_pipeline_of_diffusers_and_comes_back():

@@ -11,7 +11,15 @@ import datasets
 import numpy as np
 import torch
 from PIL import Image
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer
+from transformers import (
+    CLIPConfig,
+    CLIPImageProcessor,
+    CLIPModel,
+    CLIPProcessor,
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTokenizer,
+)
 
 WORDS = ["l", "o", "w", "e", "r</w>", "w</w>", "lo", "low</w>", "<|startoftext|>", "<|endoftext|>"]
 SIDE, LENGTH = 16, 12
@@ -69,6 +77,20 @@ def write_pipeline(directory: Path, prediction: str = "epsilon") -> Any:
         whole.set_progress_bar_config(disable=True)
         whole.save_pretrained(directory)
     return whole
+
+
+def write_clip(directory: Path) -> CLIPProcessor:
+    """A `CLIPModel` with random weights and its processor, saved; the processor."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = {"bos_token_id": 8, "eos_token_id": 9, "pad_token_id": 9}
+    text = {"vocab_size": len(WORDS), "max_position_embeddings": LENGTH, **sizes, **ends}
+    vision = {"image_size": SIDE, "patch_size": 8, **sizes}
+    torch.manual_seed(0)
+    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(directory)
+    images = CLIPImageProcessor(size={"shortest_edge": SIDE}, crop_size={"height": SIDE, "width": SIDE})
+    processor = CLIPProcessor(images, _tokenizer(directory / "words"))
+    processor.save_pretrained(directory)
+    return processor
 
 
 def _tokenizer(folder: Path) -> CLIPTokenizer:
