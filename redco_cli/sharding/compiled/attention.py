@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from redco_cli.sharding.bands import window_share
 from redco_cli.sharding.compiled.hlo import Instruction
-from redco_cli.sharding.program.flops import window_share
 
 _FORWARD, _BACKWARD = 2, 5
 """Matrix products of flash attention: Q·K and P·V; in the backward pass Q·K again, dV, dP, dQ and dK (FlashAttention-2,

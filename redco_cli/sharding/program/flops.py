@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from redco_cli.sharding.bands import window_share
 from redco_cli.sharding.program.branches import Shares, branch_shares
 from redco_cli.sharding.program.reference import is_causal, reference_jaxpr
 
@@ -124,15 +125,6 @@ def _share_of_scores(equation: Any) -> float:
     grid = next((kernel.params["grid_mapping"].grid for kernel in _kernels(equation)), (1, 1))
     queries, keys = grid[-2:] if len(grid) > 1 else (1, 1)
     return 0.5 if keys >= queries else window_share(queries, keys)
-
-
-def window_share(blocks: int, window: int) -> float:
-    """Which share of blocks x blocks lies in a band below the diagonal, so many blocks wide.
-
-    >>> window_share(4, 4), window_share(4, 2)
-    (0.625, 0.4375)
-    """
-    return (blocks * window - window * (window - 1) / 2) / blocks**2
 
 
 def _kernels(equation: Any) -> Iterator[Any]:
