@@ -26,7 +26,7 @@ from redco_cli.planning.devices import WAIT, Devices
 from redco_cli.planning.workload import Workload
 from redco_cli.plugin.state import Variables
 from redco_cli.sharding.batch_shards import batch_sharded
-from redco_cli.sharding.compiled.timeline import sent_bytes
+from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Plan

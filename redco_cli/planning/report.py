@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from redco_cli.planning.parameter_groups import ParameterGroup, group_parameters
 from redco_cli.planning.timing import Constant, Speed, Term
+from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.compiled.schedule import Written
-from redco_cli.sharding.compiled.timeline import sent_bytes
 from redco_cli.sharding.plan import Collective, Plan, Row
 
 

@@ -97,7 +97,14 @@ class Workload:
         return rows // micro_batch_size
 
 
-def find_workload(model: str, *, batch_size: int | None, seq_length: int | None, dtype: str | None = None) -> Workload:
+def find_workload(
+    model: str,
+    *,
+    batch_size: int | None,
+    seq_length: int | None,
+    dtype: str | None = None,
+    kept_in: str = "float32",
+) -> Workload:
     """What `redco inspect-sharding MODEL` is about.
 
     Args:
@@ -117,7 +124,7 @@ def find_workload(model: str, *, batch_size: int | None, seq_length: int | None,
         changes = [] if batch_size is None else [f"train.global_batch_size={batch_size}"]
         changes += [] if dtype is None else [f"model.dtype={dtype}"]
         return recipe_workload(str(run) if os.path.isfile(run) else model, changes)
-    return _model_workload(model, batch_size or 64, seq_length, dtype or DEFAULT_DTYPE)
+    return _model_workload(model, batch_size or 64, seq_length, dtype or DEFAULT_DTYPE, kept_in)
 
 
 def recipe_workload(recipe: str, changes: Sequence[str] = ()) -> Workload:
@@ -189,7 +196,7 @@ def _fixed_micro_batch(job: Job) -> int | None:
     return None if train.micro_batch_size == "auto" else train.micro_batch_size
 
 
-def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype: str) -> Workload:
+def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype: str, kept_in: str) -> Workload:
     known = None if _is_directory(target) else preset(target)
     section = _section(target).model_copy(update={"dtype": dtype})
     place = " ".join(target.split())[:60]
@@ -206,7 +213,7 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
         return Workload(
             name=name,
             loss=lambda variables, arrays, key: default_loss(model, variables.params, arrays, key),
-            abstract=Variables(model.abstract, step=jax.ShapeDtypeStruct((), jnp.int32)),
+            abstract=Variables(_kept_in(kept_in, model.abstract), step=jax.ShapeDtypeStruct((), jnp.int32)),
             frozen=frozenset(),
             optimizer=optax.adamw(1e-4),
             update_state=lambda variables, _: variables.state,
@@ -224,6 +231,11 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
         )
 
     return with_remat("none")
+
+
+def _kept_in(dtype: str, params: Any) -> Any:
+    """Abstract parameters of another type."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype)), params)
 
 
 def _section(target: str) -> ModelSection:

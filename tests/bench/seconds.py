@@ -1,140 +1,120 @@
 """Estimated step times beside published ones, for the configurations that were published.
 
-    python tests/bench/seconds.py                   every row, by its plan
-    python tests/bench/seconds.py --compile 26 40   these, compiled (where redco[tpu] and redco[cuda] are installed)
+    python tests/bench/seconds.py              the table of errors of README.md, by the programs that are kept
+    python tests/bench/seconds.py --plan       by the plans of the same steps, which need no compiler
+    python tests/bench/seconds.py 26 40        other rows
 
-The steps are our own, not those of the frameworks that were measured: where ours recomputes more, cannot offload, or
-has no kernel of attention, its time differs for that. A row that does not fit has no time.
+The steps are in tests/chips/steps.py, with what is kept of each; `python -m tests.chips.steps` compiles them anew.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 if __name__ == "__main__":
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["HF_HUB_OFFLINE"] = "1"
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from redco_cli.planning.inspect import inspect_sharding
+from redco_cli.chips.speeds import peak
+from redco_cli.planning.targets.seconds import StepTime, step_time
+from redco_cli.sharding.compiled.events import from_json
+from tests.chips.steps import FITTED, JUDGED, STEPS, kept
+
+_MODELS = {
+    "llama-3.1-8b": "Llama-3.1-8B",
+    "llama-3.1-70b": "Llama-3.1-70B",
+    "llama-2-70b": "Llama-2-70B",
+    "llama-2-7b": "Llama-2-7B",
+}
+_CONFIGS = {"12": "Llama-3.1-405B", "14": "Gemma-3-12B", "15": "Gemma-3-12B", "25": "32B"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """A published step.
+class Compared:
+    """A row of the table.
 
     Attributes:
-        model: a preset, or a config.
-        target: the devices.
-        mesh: axis to size.
-        batch_size: sequences in a step.
-        seq_length: tokens of each.
-        seconds: of a step, as published or by the tokens a second that were.
-        source: where.
+        name: its number.
+        published: seconds.
+        found: as predicted.
+        flops: of the model in a step, the same for both.
+        rate: operations a second of all devices at peak.
     """
 
-    model: str
-    target: str
-    mesh: dict[str, int]
-    batch_size: int
-    seq_length: int
-    seconds: float
-    source: str
+    name: str
+    published: float
+    found: StepTime
+    flops: float
+    rate: float
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over published."""
+        return self.found.typical / self.published
+
+    @property
+    def mfu(self) -> tuple[float, float]:
+        """Published and predicted, counting the operations as we do."""
+        return self.flops / self.rate / self.published, self.flops / self.rate / self.found.typical
 
 
-def _config(**sizes: Any) -> str:
-    return json.dumps({"model_type": "llama", **sizes})
+def compared(name: str, *, by_plan: bool = False) -> Compared:
+    """A published step beside its prediction."""
+    step, known = STEPS[name], kept()[name]
+    chips = step.chips
+    found = step_time(from_json(known["plan" if by_plan else "timeline"]), chips)
+    return Compared(name, step.seconds, found, known["flops"], chips.devices * peak(chips.chip, "bfloat16"))
 
 
-def _fsdp(size: int, data: int = 1, tensor: int = 1) -> dict[str, int]:
-    return {"data": data, "fsdp": size, "tensor": tensor}
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's, of values of which no two are the same.
+
+    >>> rank_correlation([(1, 10), (2, 30), (3, 20)])
+    0.5
+    """
+    ranks = [[sorted(column).index(value) for value in column] for column in zip(*pairs, strict=True)]
+    apart = sum((one - other) ** 2 for one, other in zip(*ranks, strict=True))
+    return 1 - 6 * apart / (len(pairs) * (len(pairs) ** 2 - 1))
 
 
-DENSE_32B = _config(
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_hidden_layers=32,
-    num_attention_heads=64,
-    num_key_value_heads=64,
-    vocab_size=32000,
-    max_position_embeddings=2048,
-)
-LLAMA_405B = _config(
-    hidden_size=16384,
-    intermediate_size=53248,
-    num_hidden_layers=126,
-    num_attention_heads=128,
-    num_key_value_heads=8,
-    vocab_size=128256,
-    max_position_embeddings=8192,
-)
-_T, _X = "AI-Hypercomputer/tpu-recipes", "AI-Hypercomputer/maxtext"
-ROWS = {
-    1: Row("llama-3.1-8b", "v6e:2x4", _fsdp(8), 24, 8192, 3.443, _T),
-    3: Row("llama-3.1-8b", "v6e:4x8", _fsdp(32), 96, 8192, 3.495, _T),
-    5: Row("llama-3.1-8b", "v6e:8x16", _fsdp(128), 512, 8192, 4.602, _T),
-    7: Row("llama-3.1-70b", "v6e:4x8", _fsdp(32), 64, 8192, 17.790, _T),
-    8: Row("llama-3.1-70b", "v6e:8x8", _fsdp(64), 128, 8192, 18.688, _T),
-    10: Row("llama-3.1-70b", "v6e:16x16", _fsdp(256), 1280, 8192, 42.656, _T),
-    11: Row("llama-2-70b", "v6e:16x16", _fsdp(256), 512, 4096, 9.052, _T),
-    12: Row(LLAMA_405B, "2*v6e:16x16", _fsdp(512), 512, 8192, 54.803, _T),
-    25: Row(DENSE_32B, "v5p:4x4x4", _fsdp(16, tensor=4), 384, 2048, 7.24, f"{_X}, by 328 TFLOP/s per chip"),
-    26: Row("llama-2-7b", "h100:8", _fsdp(8), 32, 4096, 1.503, f"{_X}, by 10.5k to 11.3k tokens/s per chip"),
-    40: Row("llama-3.1-8b", "h100:8", _fsdp(8), 16, 8192, 2.458, "pytorch/torchtitan, by 6,667 tokens/s per chip"),
-}
-"""By the number that they have among the published steps that were collected."""
-
-
-def measured(row: Row, *, compiled: bool) -> dict[str, Any]:
-    """What is estimated of one row, or why nothing is."""
-    report = inspect_sharding(
-        row.model,
-        target=row.target,
-        mesh=row.mesh,
-        batch_size=row.batch_size,
-        seq_length=row.seq_length,
-        compile_it=compiled,
-    )
-    speed, chosen = report["speed"], report["chosen"]
-    how = f"remat {chosen['remat']}, micro-batch {chosen['micro_batch_size']}"
-    if speed is None:
-        return {"how": how, "refused": "does not fit"}
-    return {"how": how, **{key: speed[key] for key in ("step", "low", "high", "mfu")}}
-
-
-def lines(numbers: list[int], *, compiled: bool) -> Iterator[str]:
+def lines(names: Sequence[str], *, by_plan: bool = False) -> Iterator[str]:
     """The table, and what its errors come to."""
-    yield "| row | published | estimated | range | estimated / published | how |"
-    yield "|--:|--:|--:|--:|--:|---|"
-    ratios = []
-    for number in numbers:
-        row, found = ROWS[number], measured(ROWS[number], compiled=compiled)
-        if "refused" in found:
-            yield f"| {number} | {row.seconds:.3f} s | {found['refused']} | | | {found['how']} |"
-            continue
-        ratios.append(found["step"] / row.seconds)
-        between = f"{found['low']:.2f} to {found['high']:.2f}"
-        estimated = f"{found['step']:.3f} s | {between} | {ratios[-1]:.2f}"
-        yield f"| {number} | {row.seconds:.3f} s | {estimated} | {found['how']} |"
-    if ratios:
-        error = statistics.median(abs(ratio - 1) for ratio in ratios)
-        yield f"{len(ratios)} of {len(numbers)} rows have a time; median error {error:.0%}"
-        middle = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; {len(ratios)} rows)"
-        yield f"=> step time, estimated / published, {'compiled' if compiled else 'by the plan'}: {middle}"
+    yield "| row | model | chips | published | predicted | range | error | MFU published | predicted |"
+    yield "|--:|---|---|--:|--:|--:|--:|--:|--:|"
+    rows = [compared(name, by_plan=by_plan) for name in names]
+    for row in rows:
+        step, found = STEPS[row.name], row.found
+        model = _MODELS.get(step.model) or _CONFIGS[row.name.split()[0]]
+        note = " \\*" if row.name in FITTED else ""
+        between = f"{found.low:.2f} to {found.high:.2f}"
+        mfu = " | ".join(f"{one:.1%}" for one in row.mfu)
+        times = f"{row.published:.3f} s | {found.typical:.3f} s | {between} | {row.ratio - 1:+.1%}"
+        yield f"| {row.name}{note} | {model} | {step.target.replace('*', ' x ')} | {times} | {mfu} |"
+    yield ""
+    judged = [row for row in rows if row.name in JUDGED]
+    if len(judged) > 1:
+        errors = [abs(row.ratio - 1) for row in judged]
+        yield (
+            f"Of the {len(judged)} rows that are judged: median error {statistics.median(errors):.1%}, largest "
+            f"{max(errors):.1%}, rank correlation of MFU {rank_correlation([row.mfu for row in judged]):.2f}."
+        )
+    ratios = [row.ratio for row in judged or rows]
+    middle = statistics.median(ratios)
+    figure = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f}; {len(ratios)} rows)"
+    yield f"=> step time, estimated / published, {'by the plan' if by_plan else 'compiled'}: {figure}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("rows", nargs="*", type=int, help="default: all")
+    parser.add_argument("--plan", action="store_true")
+    parser.add_argument("rows", nargs="*", help="default: those that are judged")
     given = parser.parse_args()
-    for line in lines(given.rows or list(ROWS), compiled=given.compile):
+    for line in lines(given.rows or JUDGED, by_plan=given.plan):
         print(line, flush=True)

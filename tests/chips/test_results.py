@@ -5,7 +5,7 @@ import json
 import pytest
 
 from redco_cli.chips.target import parse_target, targeting
-from redco_cli.sharding.compiled.timeline import sent_bytes
+from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.plan import Collective
 from tests.chips.programs import EVERY, PROGRAMS, RESULTS, fingerprint, planned
 

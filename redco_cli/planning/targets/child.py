@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -31,9 +32,12 @@ from redco_cli.planning.options import Planner
 from redco_cli.planning.report import Compiled
 from redco_cli.planning.targets.deviceless import places_of, target_mesh
 from redco_cli.planning.targets.scheduled import schedule_with
-from redco_cli.planning.workload import find_workload
+from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.runtime.cache import cache_directory
-from redco_cli.sharding.compiled.timeline import Place, timeline, to_json
+from redco_cli.sharding.batch_shards import batch_sharded
+from redco_cli.sharding.compiled.events import to_json
+from redco_cli.sharding.compiled.timeline import Place, timeline
+from redco_cli.sharding.program.branches import by_number
 
 _NEEDED = re.compile(
     r"(?:Used |temporaries \()(?P<used>[\d.]+)(?P<unit>[KMGT])(?: of |\) exceeds available HBM \()"
@@ -43,7 +47,7 @@ _NO_TILES, _TRITON = "Couldn't find output tile sizes", "xla_gpu_enable_triton_g
 """Triton's tiles are found by trying them out; without a device XLA takes some that not every number of rows has."""
 _WITHOUT_TRITON = f"{_TRITON}=false: XLA has no tiles for a product of this step without a GPU to try them on"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_READ = 4
+_READ = 5
 """Counted up where something else is read of a compiled program: what is kept is read anew then."""
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
@@ -117,14 +121,14 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
         return found
     tell(f"compiling the step for {target}")
     places, in_order = places_of(target, mesh), target.chip.platform == "tpu" and not request.cycles
-    make = schedule_with if in_order else compile_whole
+    make, shares = schedule_with if in_order else compile_whole, partial(_shares, workload, target)
     try:
-        found = compile_lowered(lowered, request.mesh, request.options, places, workload.where, make)
+        found = compile_lowered(lowered, request.mesh, request.options, places, workload.where, make, shares)
     except jax.errors.JaxRuntimeError as error:
         if _NO_TILES not in str(error) or _TRITON in request.options:
             raise
         options = {**request.options, _TRITON: False}
-        found = compile_lowered(lowered, request.mesh, options, places, workload.where, make)
+        found = compile_lowered(lowered, request.mesh, options, places, workload.where, make, shares)
         if "compiled" in found:
             found["compiled"]["changed"] = _WITHOUT_TRITON
     known.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +150,7 @@ def compile_lowered(
     places: list[Place],
     where: Callable[[str], str],
     make: Callable[[jax.stages.Lowered, Mapping[str, Value], Callable[[str], str]], Program] = compile_whole,
+    shares: Callable[[], Mapping[int, Sequence[float]]] = dict,
 ) -> dict[str, Any]:
     """What a compiler makes of a step, as `answer` says it.
 
@@ -156,6 +161,7 @@ def compile_lowered(
         places: of the devices, in the order of the mesh.
         where: dotted recipe key to its place.
         make: compiles it, to its end or as far as is needed to read it.
+        shares: how often branches are taken, see `timeline`; asked for where there are any.
 
     Raises:
         RecipeError: the compiler does not know one of the options.
@@ -169,8 +175,19 @@ def compile_lowered(
             raise
         return {"too_large": too_large}
     found: Compiled = read_step(program, mesh, time.perf_counter() - began)
-    events = timeline(program.text, mesh, places)
+    events = timeline(program.text, mesh, places, shares() if " conditional(" in program.text else {})
     return {"compiled": dataclasses.asdict(found), "timeline": to_json(events)}
+
+
+def _shares(workload: Workload, target: Target) -> dict[int, tuple[float, ...]]:
+    """How often the branches of a loss are taken, by their number."""
+    size, key = workload.micro_batch_size or workload.global_batch_size, jax.random.key(0)
+    with targeting(target), batch_sharded(1):
+        return by_number(
+            jax.make_jaxpr(lambda given, batch: workload.loss(given, batch, key).sum)(
+                workload.abstract, workload.batch(size)
+            )
+        )
 
 
 def _too_large(said: str) -> dict[str, Any] | None:

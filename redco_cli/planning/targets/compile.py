@@ -18,7 +18,7 @@ from redco_cli.console.waiting import waiting
 from redco_cli.errors import DeviceError, Problem
 from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
-from redco_cli.sharding.compiled.timeline import Event, from_json
+from redco_cli.sharding.compiled.events import Event, from_json
 
 _BEGIN = "import sys; sys.path[:] = sys.argv[1:]; from redco_cli.planning.targets.child import serve; serve()"
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}

@@ -28,7 +28,7 @@ from redco_cli.planning.targets.deviceless import places_of
 from redco_cli.planning.targets.seconds import step_time
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.peers.multihost import process_allgather
-from redco_cli.sharding.compiled.timeline import Event
+from redco_cli.sharding.compiled.events import Event
 
 CANDIDATES = 3
 Outcome = tuple[Compiled, tuple[Event, ...] | None]

@@ -11,14 +11,17 @@ from collections.abc import Mapping, Sequence
 
 from redco_cli.chips.target import Target
 from redco_cli.planning.options import Option
-from redco_cli.sharding.compiled.timeline import HOST, Arrival, Event, Span, Transfer, ring_bytes
+from redco_cli.sharding.compiled.events import HOST, Arrival, Event, Span, Transfer, ring_bytes
 from redco_cli.sharding.compiled.work import Work
 from redco_cli.sharding.plan import AXES, Collective
 from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.program.flops import Products
 
-ATTENTION_BACKWARD = 2.5
-"""Of flash attention: five products in the backward pass for two in the forward one."""
+ATTENTION_BACKWARD = {"gpu": 2.5, "tpu": 3.5, "cpu": 2.5}
+"""Of flash attention: five products in the backward pass for two in the forward one; the two kernels of TPUs have seven
+between them."""
+HEAD = 128
+"""Dims of a head, which a plan does not know: those of most large models."""
 TOUCHED, TOUCHED_AGAIN = 16, 4
 """Bytes that elementwise operations read and write in a step for each byte that products write in a forward pass, and
 as many more where it is recomputed. By compiled steps of Llama models for H100 (15 to 16) and v5p (19)."""
@@ -44,8 +47,9 @@ def planned_events(option: Option, products: Products, passes: float, target: Ta
     product_dtype = "tensorfloat32" if dtype == "float32" else dtype
     work: list[Event] = [Work("matmul", plain // count, product_dtype, 0), Work("memory", 0, "", touched)]
     if done.attention:
-        work.append(Work("attention", done.attention // count, dtype, 0))
-        work.append(Work("attention backward", int(ATTENTION_BACKWARD * products.attention) // count, dtype, 0))
+        backward = int(ATTENTION_BACKWARD[target.chip.platform] * products.attention)
+        work.append(Work("attention", done.attention // count, dtype, 0, width=HEAD))
+        work.append(Work("attention backward", backward // count, dtype, 0, width=HEAD))
     beside, waited = list[Transfer](), list[Transfer]()
     if option.memory.on_host:
         both_ways = 2 * option.workload.passes(option.micro_batch_size) * option.memory.on_host

@@ -14,10 +14,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from redco_cli.chips.speeds import SPEEDS, Range, Speeds, peak
+from redco_cli.chips.speeds import MATRIX_UNITS, SPEEDS, Range, Speeds, peak
 from redco_cli.chips.table import Chip
 from redco_cli.chips.target import Target
-from redco_cli.sharding.compiled.timeline import HOST, PREFETCH, Arrival, Event, Loop, Span, Transfer
+from redco_cli.sharding.compiled.events import HOST, PREFETCH, Arrival, Event, Loop, Span, Transfer
 from redco_cli.sharding.compiled.work import Work
 
 KERNELS = "cost of each kernel and collective"
@@ -76,7 +76,9 @@ class _Rates:
         moving = work.bytes / (self.chip.bandwidth * self.value["memory"])
         if not work.flops:
             return moving * self.value["time"]
-        return self.value["time"] * max(work.flops / (peak(self.chip, work.dtype) * self.value[name]), moving)
+        unit = MATRIX_UNITS.get(self.chip.name, 0)
+        filled = min(1.0, work.width / unit) if work.width and unit else 1.0
+        return self.value["time"] * max(work.flops / (peak(self.chip, work.dtype) * filled * self.value[name]), moving)
 
     def transfer(self, moved: Transfer) -> float:
         """Seconds in which the bytes of a transfer move."""
@@ -188,7 +190,10 @@ def _wait(name: str, spent: _Spent) -> None:
 
 
 def _turn(loop: Loop, rates: _Rates, spent: _Spent) -> None:
-    """A loop: its first turn walked, the others like it. What it has sent has arrived at the end of each."""
+    """A loop: its first turn walked, the others like it. What it has sent has arrived at the end of each.
+
+    Of a branch that is taken now and then, only that share of the turn passes.
+    """
     if not loop.times:
         return
     began, before, hidden = spent.now, dict(spent.terms), spent.hidden
@@ -201,3 +206,6 @@ def _turn(loop: Loop, rates: _Rates, spent: _Spent) -> None:
         spent.terms[term] = seconds + more * (seconds - before.get(term, 0.0))
     spent.hidden += more * (spent.hidden - hidden)
     spent.now += more * (spent.now - began)
+    if more < 0:
+        there = max([spent.now, *(arrives for arrives, _, _ in spent.under_way.values())])
+        spent.free = {links: min(until, there) for links, until in spent.free.items()}

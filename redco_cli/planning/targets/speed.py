@@ -14,7 +14,7 @@ from redco_cli.planning.targets.seconds import StepTime, step_time
 from redco_cli.planning.timing import Constant, Speed, Term
 from redco_cli.planning.workload import Workload
 from redco_cli.sharding.batch_shards import batch_sharded
-from redco_cli.sharding.compiled.timeline import Event, Loop
+from redco_cli.sharding.compiled.events import Event, Loop
 from redco_cli.sharding.compiled.work import Work
 from redco_cli.sharding.program.flops import Products, count_products
 from redco_cli.training.state import partition
@@ -112,7 +112,7 @@ def _dtype(workload: Workload) -> str:
     return "tensorfloat32" if workload.dtype == "float32" else workload.dtype
 
 
-def _kernels(events: Sequence[Event], times: int = 1) -> Iterator[tuple[Work, int]]:
+def _kernels(events: Sequence[Event], times: float = 1) -> Iterator[tuple[Work, float]]:
     for one in events:
         if isinstance(one, Work):
             yield one, times
@@ -130,7 +130,7 @@ def _by_the_compiler(events: Sequence[Event], target: Target) -> float | None:
 def _notes(events: Sequence[Event]) -> Iterator[str]:
     opaque = sum(times for work, times in _kernels(events) if work.opaque)
     if opaque:
-        yield f"{opaque} runs of kernels of libraries are timed by what they read and write alone"
+        yield f"{opaque:.0f} runs of kernels of libraries are timed by what they read and write alone"
     if any(_is_unknown(one) for one in events):
         yield "a loop whose number of turns the program does not say counts once"
 

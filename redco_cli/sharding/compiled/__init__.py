@@ -38,5 +38,6 @@ reduce-scatters, so compare like with like.
 
 Start at `traffic` (collectives of a program, loops counted), then `hlo` (its text as instructions, with trip counts of
 loops), `memory` (what a compiled step says of its memory), `schedule` (kernels, and what runs while bytes move),
-`timeline` (all that happens in a step, in its order) with `work` (what one kernel computes and moves).
+`timeline` (all that happens in a step, in its order, as `events`) with `work` (what one kernel computes and moves),
+`attention` (the same of fused attention) and `slices` (what slices of TPUs send each other).
 """

@@ -13,15 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from redco_cli.sharding.compiled.attention import attention_of
 from redco_cli.sharding.compiled.hlo import Computation, HloModule, Instruction, size_in_bytes
 
 Kind = Literal["matmul", "attention", "attention backward", "memory"]
 _DTYPES = {"bf16": "bfloat16", "f16": "float16", "s8": "int8", "u8": "int8", "f64": "float64"}
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,<= ]*)\](\{[^{}]*\})?")
 _ATTENTION = re.compile(r"fmha|flash|splash|attention", re.IGNORECASE)
-_PRODUCTS_FORWARD, _PRODUCTS_BACKWARD = 2, 5
-"""Matrix products of flash attention: Q·K and P·V; in the backward pass Q·K again, dV, dP, dQ and dK (FlashAttention-2,
-arXiv:2307.08691, section 3)."""
 _FREE = ("AssumeGatherIndicesInBound", "ConcatBitcast", "AllocateBuffer", "Sharding")
 """Targets of custom calls that no kernel runs for."""
 _CUT = ("dynamic-slice", "slice", "gather")
@@ -39,6 +37,7 @@ class Work:
         bytes: read and written.
         cycles: what the compiler estimates that it takes; 0 where it does not say.
         opaque: of a library's kernel of which nothing but its operands is known.
+        width: dims of a head, of attention; 0 where that is not read.
     """
 
     kind: Kind
@@ -47,6 +46,7 @@ class Work:
     bytes: int
     cycles: int = 0
     opaque: bool = False
+    width: int = 0
 
 
 def work_of(module: HloModule, computation: Computation, instruction: Instruction) -> Work:
@@ -75,21 +75,11 @@ def _library(computation: Computation, instruction: Instruction, moved: int, cyc
     """A kernel that is called by its name."""
     name = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
     target, attributes = name[1] if name else "", instruction.attributes
-    shape = re.search(
-        r'"intermediate_tensor_shape": ?\{"element_type": ?"\w+", ?"dimensions": ?\[([^\]]*)\]', attributes
-    )
-    if _ATTENTION.search(target) and shape:
-        scores = math.prod(int(one) for one in re.findall(r"\d+", shape[1]))
-        _, query = _array(computation[instruction.operands[0]].type)
-        halved = re.search(r'"mask_type": ?"(?:PADDING_)?CAUSAL', attributes)
-        is_backward = target.endswith("Backward")
-        products = _PRODUCTS_BACKWARD if is_backward else _PRODUCTS_FORWARD
-        flops = 2 * products * scores * query[-1] // (2 if halved else 1)
-        return Work(
-            "attention backward" if is_backward else "attention", flops, _dtype(instruction.type), moved, cycles
-        )
-    if target == "tpu_custom_call" and _ATTENTION.search(instruction.name):
-        return _flash_of_a_tpu(computation, instruction, moved, cycles)
+    operands = [computation[name].type for name in instruction.operands if name in computation]
+    attention = attention_of(target, instruction, operands) if _ATTENTION.search(target + instruction.name) else None
+    if attention is not None:
+        kind: Kind = "attention backward" if attention.backward else "attention"
+        return Work(kind, attention.flops, attention.dtype, moved, cycles, width=attention.width)
     gemm = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', attributes)
     if gemm:
         dtype, left = _array(computation[instruction.operands[0]].type)
@@ -98,31 +88,10 @@ def _library(computation: Computation, instruction: Instruction, moved: int, cyc
         return Work("matmul", 2 * result * summed, _named(dtype, attributes), moved, cycles)
     said = re.search(r'"cost_estimate":\s*\{[^}]*?"flops":\s*"?(\d+)', attributes)  # a Pallas kernel that says so
     if said:
-        kind: Kind = "attention" if _ATTENTION.search(target + instruction.name + instruction.source) else "matmul"
+        kind = "attention" if _ATTENTION.search(target + instruction.name + instruction.source) else "matmul"
         return Work(kind, int(said[1]), _dtype(instruction.type), moved, cycles)
     is_free = target in _FREE
     return Work("memory", 0, "", 0 if is_free else moved, cycles, opaque=not is_free)
-
-
-def _flash_of_a_tpu(computation: Computation, instruction: Instruction, moved: int, cycles: int) -> Work:
-    """A Pallas kernel of flash attention, on [..., heads, length, head_dim] with the queries first.
-
-    Which blocks of scores it leaves out stands in an array of their numbers, whose values no program says: where there
-    is one, it is taken to be that of a causal mask, which leaves (n + 1) / 2n of the blocks.
-    """
-    types = [_array(computation[name].type) for name in instruction.operands if name in computation]
-    wide = [dims for element, dims in types if element in ("bf16", "f16", "f32") and len(dims) >= 3]
-    if len(wide) < 2:
-        return Work("memory", 0, "", moved, cycles, opaque=True)
-    queries, keys = wide[:2]
-    blocks = next((dims[-1] for element, dims in types if element in ("s8", "s32") and len(dims) == 3), None)
-    is_backward = re.search(r"dkv|dq|bwd|backward", instruction.name) is not None
-    products = _PRODUCTS_BACKWARD if is_backward else _PRODUCTS_FORWARD
-    flops = 2 * products * math.prod(queries) * keys[-2]
-    if blocks is not None:
-        flops = flops * (blocks + 1) // (2 * blocks)
-    kind: Kind = "attention backward" if is_backward else "attention"
-    return Work(kind, flops, "bfloat16", moved, cycles)
 
 
 def _products(module: HloModule, computation: Computation, instruction: Instruction) -> Iterator[tuple[int, str]]:

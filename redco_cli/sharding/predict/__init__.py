@@ -34,6 +34,6 @@ parameters is 16,384, twice that are two moments of them; half of x is 4,096:
 
 Start at `collectives` for the traffic. For memory at `memory`, which calls in this order: `flat` (the program as a list
 of `operations`), `propagate` (how each array is split; `splits`), `liveness` (from when to when it exists, after
-`fusion`), `peak` (how many bytes exist at each time). `kinds`, `dots` and `kernels` know XLA's habits. Next room:
-`compiled`.
+`fusion`; as `timelines`), `peak` (how many bytes exist at each time). `kinds`, `dots` and `kernels` know XLA's habits.
+Next room: `compiled`.
 """

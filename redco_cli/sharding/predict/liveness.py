@@ -4,82 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from redco_cli.sharding.predict.fusion import STACK, Fusion
 from redco_cli.sharding.predict.kinds import ELEMENTWISE, PRODUCTS, RESHAPED
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
+from redco_cli.sharding.predict.timelines import Cast, Loop, Reads, Timeline
 
-Integers = NDArray[np.int64]
 _IN_PLACE = ELEMENTWISE | {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice", "sort"}
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop, or a branch of a choice.
-
-    Attributes:
-        time: when it runs.
-        body: what happens in one iteration.
-        stacked: index in `arrays` of the timeline around it of each stacked result.
-    """
-
-    time: int
-    body: Timeline
-    stacked: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Reads:
-    """How an input is read.
-
-    Attributes:
-        times: when.
-        sliced: by loops, one slice at a time.
-        rematerialized: also by parts of the backward pass that are rematerialized.
-    """
-
-    times: tuple[int, ...]
-    sliced: bool
-    rematerialized: bool
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """When the arrays of a program exist. Time counts what is written out, in the order that it is.
-
-    Attributes:
-        arrays: ids of what is written out.
-        births: the time at which each is written.
-        deaths: the last time at which each is read.
-        is_weight: whether each is a parameter in another place or precision, rather than computed.
-        made_by: the primitive that wrote each.
-        casts: by index of what a loop stacks of slices of an input, in another precision, that input, and whether
-            what reads the stack gathers them once more.
-        outputs: for each output of the program the indices in `arrays` of what it is: itself, and what it is the sum
-            of; none where it is an input or a literal.
-        stacked: the same for what an iteration of a loop adds to each stacked result; of a loop's body only.
-        reads: by id of an input, how it is read.
-        loops: the loops and choices.
-        loss: times of the last product before the first output, and of the first one after it.
-        length: one more than the last time.
-    """
-
-    arrays: Integers
-    births: Integers
-    deaths: Integers
-    is_weight: NDArray[np.bool_]
-    made_by: tuple[str, ...]
-    casts: Mapping[int, tuple[int, bool]]
-    outputs: tuple[tuple[int, ...], ...]
-    stacked: tuple[tuple[int, ...], ...]
-    reads: Mapping[int, Reads]
-    loops: tuple[Loop, ...]
-    loss: tuple[int, int]
-    length: int
 
 
 def timeline(
@@ -153,6 +86,7 @@ class _Scheduler:
             outputs=tuple(self._parts(x, places) for x in outputs),
             stacked=tuple(self._parts(x, places) for x in stacked),
             reads=self._input_reads(),
+            cast_slices=self._cast_slices(births),
             loops=tuple(loop for time, index in enumerate(order) for loop in self._loops(time, ops[index], places)),
             loss=self._around_loss(outputs),
             length=len(order) + 1,
@@ -256,6 +190,22 @@ class _Scheduler:
                 if codes or op.name != "convert_element_type":  # what else is cast is gathered after it
                     times.setdefault(array, []).append(time)
         return {array: Reads(tuple(found), array in sliced, array in reread) for array, found in times.items()}
+
+    def _cast_slices(self, written: Collection[int]) -> dict[int, Cast]:
+        """Where the casts are stacked, they are among the arrays of this timeline already."""
+        kept = {found[0] for array in written if (found := self._stacked_casts(array)) is not None}
+        casts: dict[int, Cast] = {}
+        for time, index in enumerate(self._order):
+            op = self._fusion.ops[index]
+            if op.name != "scan":
+                continue
+            body, first = op.bodies[0], op.params["num_consts"] + op.params["num_carry"]
+            for outer, inner in zip(map(self._fusion.base, op.operands[first:]), body.inputs[first:], strict=True):
+                if outer in self._inputs and outer not in kept and self._is_cast(inner, body):
+                    result = next(one.results[0] for one in body.ops if inner in one.operands)
+                    before = casts.get(outer)
+                    casts[outer] = Cast(self._flat.arrays.itemsizes[result], before.first if before else time, time)
+        return casts
 
     def _is_cast(self, array: int, body: FlatProgram) -> bool:
         """Whether a slice is only cast, so that what is kept of it are the results of that."""

@@ -26,14 +26,22 @@ from numpy.typing import NDArray
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, DimShardings, as_dims
 from redco_cli.sharding.predict.flat import flatten
-from redco_cli.sharding.predict.liveness import Integers, Timeline, timeline
+from redco_cli.sharding.predict.liveness import timeline
 from redco_cli.sharding.predict.operations import FlatProgram
-from redco_cli.sharding.predict.peak import Bytes, add_gathered, add_gradients, bytes_over_time, live_arrays, reused
+from redco_cli.sharding.predict.peak import (
+    Bytes,
+    add_casts,
+    add_gathered,
+    add_gradients,
+    bytes_over_time,
+    live_arrays,
+    worst,
+)
 from redco_cli.sharding.predict.propagate import propagate, shard_bytes, shard_elements
+from redco_cli.sharding.predict.timelines import Integers, Timeline
 from redco_cli.sharding.program.flops import products_of
 
 _LARGEST = 12
-_SAMPLES = 32
 
 
 @dataclass(frozen=True)
@@ -196,19 +204,19 @@ def estimate(
     _keep_in_shards(flat, line, own, used, local, config)
     before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
     at_once = repeated or mesh[FSDP] == 1
-    gradients = add_gradients(line, own, trained, added=repeated, summed=summed, at_once=at_once)
+    how = {"added": repeated, "summed": summed, "at_once": at_once, "late": config.fuses_operands}
+    gradients = add_gradients(line, own, trained, **how)
     layered = [places[0] for places in line.outputs[1:] if places and line.made_by[places[0]] == "scan"]
     found = bytes_over_time(line, sizes, own, layered if summed else ())
     moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
     add_gathered(found.weights, line, moved, config.cpu_backend, config.reshard_after_forward, repeated)
+    _cast_early(found.weights, flat, line, local, config)
     state = _bytes_each(jax.tree.leaves(opt_state), _specs(follow(opt_state, traced.params, specs)), mesh)
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
-    time, temporary = _worst(
-        line, found.total + gradients.bytes, own, before, gradients.waiting if at_once else (), copies
-    )
-    rest = max(temporary - sum(trained), 0.0)
+    dying = gradients.waiting if at_once else ()
+    time, temporary = worst(line, found.total + gradients.bytes, own, before, dying, copies)
+    rest, now = max(temporary - sum(trained), 0.0), live_arrays(line, time)
     weights = min(float(found.weights[time]), rest)
-    now = live_arrays(line, time)
     logits = min(float(own[now][_is_of_loss(line)[now]].sum()), rest - weights)
     return StepMemory(
         parameters=sum(local),
@@ -248,6 +256,12 @@ def _keep_in_shards(
             own[place] = min(own[place], cast)
 
 
+def _cast_early(weights: Bytes, flat: FlatProgram, line: Timeline, local: Sequence[int], config: StepConfig) -> None:
+    """Adds the casts of stacked parameters, where those of all layers are made at once."""
+    if config.fuses_operands:
+        add_casts(weights, line, dict(zip(flat.inputs, local, strict=False)), flat.arrays.itemsizes)
+
+
 def _on_host(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> int:
     """Bytes that the operations of a program, loops as a whole, leave in the host's memory for one device."""
     itemsizes, shapes = flat.arrays.on_host, flat.arrays.shapes
@@ -258,26 +272,6 @@ def _on_host(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[st
 def _bytes_each(leaves: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Mapping[str, int]) -> list[int]:
     """What one device holds of each of some arrays."""
     return [bytes_per_device(leaf, spec, mesh) for leaf, spec in zip(leaves, specs, strict=True)]
-
-
-def _worst(
-    line: Timeline, together: Bytes, own: Bytes, before: Bytes, dying: Sequence[int], copies: Sequence[int]
-) -> tuple[int, float]:
-    """The worst moment, and the bytes that are there then beside copies of state.
-
-    Memory of state that was copied away lies idle until the new state is written there. XLA puts an array in each such
-    place that is large enough for it: activations, and gradients that are about to be summed.
-    """
-    worst = int(together.argmax())
-    if not copies:
-        return worst, float(together[worst])
-    waiting = np.array(dying, np.int64)
-    left: dict[int, float] = {}
-    for time in {worst, line.length, *range(0, line.length, max(1, line.length // _SAMPLES))}:
-        there = np.concatenate([own[live_arrays(line, time)], before[waiting[line.births[waiting] <= time]]])
-        left[time] = float(together[time]) - reused(there, copies)
-    worst = max(left, key=lambda time: left[time])
-    return worst, left[worst]
 
 
 def _is_of_loss(line: Timeline) -> NDArray[np.bool_]:

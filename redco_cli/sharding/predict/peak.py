@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_cli.sharding.predict.liveness import Integers, Timeline
+from redco_cli.sharding.predict.kinds import ELEMENTWISE
+from redco_cli.sharding.predict.timelines import Integers, Timeline
 
 Bytes = NDArray[np.float64]
+_SAMPLES = 32
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,14 @@ def waiting_bytes(timeline: Timeline, own: Bytes, parts: Iterable[int], *, at_on
 
 
 def add_gradients(
-    timeline: Timeline, own: Bytes, local: Sequence[int], *, added: bool, summed: bool, at_once: bool
+    timeline: Timeline,
+    own: Bytes,
+    local: Sequence[int],
+    *,
+    added: bool,
+    summed: bool,
+    at_once: bool,
+    late: bool = False,
 ) -> Gradients:
     """Gradients over time; they are no longer counted in `own`.
 
@@ -114,7 +123,9 @@ def add_gradients(
         added: gradients of micro-batches are added to arrays that are there all the time.
         summed: they are summed over devices when all are there, otherwise one by one as they come.
         at_once: see `waiting_bytes`.
+        late: what loops add up, and is only scaled then, is scattered when all is done, as XLA has it for TPUs.
     """
+    stacked = {place for loop in timeline.loops for place in loop.stacked}
     found = np.full(timeline.length + 1, float(sum(local)) if added else 0.0)
     waiting: dict[int, None] = {}
     for places, size in zip(timeline.outputs[1:], local, strict=True):
@@ -123,14 +134,15 @@ def add_gradients(
         place, *summands = places
         begin, end = timeline.births[place], timeline.deaths[place]
         if timeline.made_by[place] == "scan":
-            found[begin:] += size
+            found[begin:] += size + (own[place] if late and place not in stacked and own[place] != size else 0.0)
         elif summed:
             waiting.update(dict.fromkeys(summands or places))
         elif added:
             continue  # it is gone as soon as it is added
         else:
+            scattered = timeline.length if late and timeline.made_by[place] in ELEMENTWISE else end
             found[begin:] += size
-            found[begin : end + 1] += 0.0 if own[place] == size else own[place]
+            found[begin : scattered + 1] += 0.0 if own[place] == size else own[place]
         if place not in waiting:
             own[place] = 0.0
     return Gradients(found + waiting_bytes(timeline, own, waiting, at_once=at_once), tuple(waiting))
@@ -175,6 +187,20 @@ def add_gathered(
             weights[list(set(reads.times))] += size
 
 
+def add_casts(weights: Bytes, timeline: Timeline, local: Mapping[int, int], itemsizes: Sequence[int]) -> None:
+    """Adds stacked parameters in the precision in which loops use them: XLA casts them for TPUs before the first loop.
+
+    Args:
+        weights: bytes over time.
+        timeline: of the program.
+        local: by id of an input, its bytes where it lives.
+        itemsizes: by id of an array.
+    """
+    for array, cast in timeline.cast_slices.items():
+        if cast.itemsize < itemsizes[array]:
+            weights[cast.first : cast.last + 1] += local[array] * cast.itemsize / itemsizes[array]
+
+
 def reused(own: Bytes, places: Sequence[int]) -> float:
     """Bytes of arrays that fit into memory that lies idle, one array in each place.
 
@@ -188,3 +214,31 @@ def reused(own: Bytes, places: Sequence[int]) -> float:
             found += float(size)
             taken += 1
     return found
+
+
+def worst(
+    line: Timeline, together: Bytes, own: Bytes, before: Bytes, dying: Sequence[int], copies: Sequence[int]
+) -> tuple[int, float]:
+    """The worst moment, and the bytes that are there then beside copies of state.
+
+    Args:
+        line: of the program.
+        together: bytes at each time.
+        own: bytes of its arrays.
+        before: the same before gradients were taken out.
+        dying: arrays that are about to be summed.
+        copies: bytes of copies of state, largest first.
+
+    Memory of state that was copied away lies idle until the new state is written there. XLA puts an array in each such
+    place that is large enough for it: activations, and gradients that are about to be summed.
+    """
+    worst = int(together.argmax())
+    if not copies:
+        return worst, float(together[worst])
+    waiting = np.array(dying, np.int64)
+    left: dict[int, float] = {}
+    for time in {worst, line.length, *range(0, line.length, max(1, line.length // _SAMPLES))}:
+        there = np.concatenate([own[live_arrays(line, time)], before[waiting[line.births[waiting] <= time]]])
+        left[time] = float(together[time]) - reused(there, copies)
+    worst = max(left, key=lambda time: left[time])
+    return worst, left[worst]

@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from redco_cli.sharding.bands import window_share
+from redco_cli.sharding.program.branches import Shares, branch_shares
 from redco_cli.sharding.program.reference import is_causal, reference_jaxpr
 
 _CAUSAL = (2, 3)
@@ -33,16 +35,17 @@ class Products:
     def __add__(self, other: Products) -> Products:
         return Products(self.flops + other.flops, self.attention + other.attention, self.written + other.written)
 
-    def __mul__(self, times: int) -> Products:
-        return Products(self.flops * times, self.attention * times, self.written * times)
+    def __mul__(self, times: float) -> Products:
+        return Products(*(int(times * one) for one in (self.flops, self.attention, self.written)))
 
 
 def count_products(function: Callable[..., Any], *arguments: Any) -> Products:
     """The matrix products of a function that JAX can trace; nothing is computed.
 
-    Loops count as often as they turn, those whose number of turns depends on values once. Of branches the dearest
-    counts. Recomputation in a backward pass does not: count the forward pass. Attention under a causal mask counts
-    what a fused kernel computes: half of the scores.
+    Loops count as often as they turn, those whose number of turns depends on values once. Branches count by how often
+    each is taken, and where that depends on values the dearest does. Recomputation in a backward pass does not: count
+    the forward pass. Attention counts the scores that a fused kernel computes: half of them under a causal mask, and
+    fewer within a window.
 
     Args:
         function: of the arguments.
@@ -64,14 +67,14 @@ def products_of(closed_jaxpr: Any) -> Products:
     Args:
         closed_jaxpr: as `jax.make_jaxpr` returns it.
     """
-    return _of_jaxpr(closed_jaxpr.jaxpr)
+    return _of_jaxpr(closed_jaxpr.jaxpr, branch_shares(closed_jaxpr))
 
 
-def _of_jaxpr(jaxpr: Any) -> Products:
-    return sum((_of_equation(equation) for equation in jaxpr.eqns), Products())
+def _of_jaxpr(jaxpr: Any, shares: Shares) -> Products:
+    return sum((_of_equation(equation, shares) for equation in jaxpr.eqns), Products())
 
 
-def _of_equation(equation: Any) -> Products:
+def _of_equation(equation: Any, shares: Shares) -> Products:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         (summed, _), _ = params["dimension_numbers"]
@@ -84,11 +87,14 @@ def _of_equation(equation: Any) -> Products:
         return _product(equation, math.prod(kernel) // kernel[numbers[0]])
     reference = reference_jaxpr(equation)
     if reference is not None:
-        return _fused(equation, _of_jaxpr(reference.jaxpr).flops)
+        return _fused(equation, _of_jaxpr(reference.jaxpr, {}).flops)
     if name == "cond":
-        return max((_of_jaxpr(branch.jaxpr) for branch in params["branches"]), key=lambda one: one.flops)
+        branches = [_of_jaxpr(branch.jaxpr, shares) for branch in params["branches"]]
+        if id(equation) not in shares:
+            return max(branches, key=lambda one: one.flops)
+        return sum((one * share for one, share in zip(branches, shares[id(equation)], strict=True)), Products())
     times = params["length"] if name == "scan" else 1
-    return sum((_of_jaxpr(inner) for inner in _programs(equation)), Products()) * times
+    return sum((_of_jaxpr(inner, shares) for inner in _programs(equation)), Products()) * times
 
 
 def _product(equation: Any, summed: int) -> Products:
@@ -100,13 +106,33 @@ def _fused(equation: Any, flops: int) -> Products:
     """A kernel that computes what its reference form does."""
     written = sum(one.aval.size * one.aval.dtype.itemsize for one in equation.outvars)
     if is_causal(equation):
-        return Products(flops // 2, flops // 2, written)
+        flops = int(flops * _share_of_scores(equation))
+        return Products(flops, flops, written)
     if equation.primitive.name not in _FUSED:
         return Products(flops, 0, written)
     mask = equation.params.get("mask_type", 0)
     if int(getattr(mask, "value", mask)) in _CAUSAL:
-        flops //= 2
+        window, length = equation.params.get("sliding_window_length") or 0, max(equation.invars[1].aval.shape[1:3])
+        flops = int(flops * min(0.5, window / length if window else 1.0))
     return Products(flops, flops, written)
+
+
+def _share_of_scores(equation: Any) -> float:
+    """Which share of the scores causal attention computes: half, or within a window that of its blocks.
+
+    The grid of a kernel of splash attention ends with the blocks of queries, and how many of keys each of them has.
+    """
+    grid = next((kernel.params["grid_mapping"].grid for kernel in _kernels(equation)), (1, 1))
+    queries, keys = grid[-2:] if len(grid) > 1 else (1, 1)
+    return 0.5 if keys >= queries else window_share(queries, keys)
+
+
+def _kernels(equation: Any) -> Iterator[Any]:
+    for inner in _programs(equation):
+        for one in inner.eqns:
+            if one.primitive.name == "pallas_call":
+                yield one
+            yield from _kernels(one)
 
 
 def _programs(equation: Any) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from redco_cli.errors import DeviceError, UsageError
 from redco_cli.planning.inspect import inspect
 from redco_cli.planning.targets import child, scheduled
 from redco_cli.planning.targets.child import Request, answer
-from redco_cli.sharding.compiled.timeline import from_json
+from redco_cli.sharding.compiled.events import from_json
 from tests.projects import LLAMA
 
 REQUEST = Request(

@@ -8,7 +8,7 @@ from redco_cli.chips.speeds import SPEEDS, Range, Speeds, peak
 from redco_cli.chips.table import CHIPS
 from redco_cli.chips.target import Target, parse_target
 from redco_cli.planning.targets.seconds import KERNELS, step_time
-from redco_cli.sharding.compiled.timeline import Arrival, Loop, Span, Transfer
+from redco_cli.sharding.compiled.events import Arrival, Loop, Span, Transfer
 from redco_cli.sharding.compiled.work import Work
 
 GPU = replace(
@@ -42,6 +42,8 @@ GATHER = Transfer("g", "all-gather", ("fsdp",), int(3e10), Span(8, 1, ()))  # 0.
         ((Loop(3, True, (GATHER,)),), 0.9, 0.0),
         ((Loop(0, True, (GATHER, PRODUCT)),), 0.0, 0.0),
         ((GATHER, Loop(2, True, (PRODUCT,)), Arrival("g")), 2.0, 0.3),
+        ((Loop(0.25, True, (GATHER, PRODUCT, Arrival("g"))),), 0.25, 0.075),
+        ((Loop(4, True, (Loop(0.5, True, (PRODUCT, GATHER)), GATHER)),), 4 * (0.65 + 0.3), 0.0),
     ],
 )
 def test_kernels_follow_each_other_and_transfers_move_beside_them(events, seconds, hidden):
@@ -57,6 +59,13 @@ def test_the_range_is_that_of_each_constant_added_by_squares():
     found = step_time((PRODUCT, READING), TARGET, speeds)
     assert found.high == pytest.approx(1.5 + (1.0**2 + 2.0**2) ** 0.5)
     assert found.low == pytest.approx(1.5 - (0.5**2 + 0.1**2) ** 0.5)
+
+
+def test_heads_that_are_narrower_than_a_matrix_unit_leave_a_part_of_it_idle():
+    tpu = Target(replace(GPU, name="v6e", platform="tpu"), 1, (8,))
+    attention = replace(PRODUCT, kind="attention", bytes=0)
+    times = [step_time((replace(attention, width=width),), tpu, exactly()).typical for width in (0, 64, 128, 512)]
+    assert times == pytest.approx([1.0, 4.0, 2.0, 1.0])
 
 
 def test_each_kernel_costs_something():

@@ -2,16 +2,10 @@
 
 import json
 
-from redco_cli.sharding.compiled.timeline import (
-    Arrival,
-    Loop,
-    Span,
-    Transfer,
-    from_json,
-    ring_bytes,
-    timeline,
-    to_json,
-)
+import pytest
+
+from redco_cli.sharding.compiled.events import Arrival, Loop, Span, Transfer, from_json, ring_bytes, to_json
+from redco_cli.sharding.compiled.timeline import timeline
 from redco_cli.sharding.compiled.work import Work
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 1}
@@ -135,3 +129,68 @@ def test_among_a_single_device_nothing_moves():
 def test_what_a_ring_sends():
     assert ring_bytes("reduce-scatter", 100, 4) == 300
     assert ring_bytes("all-to-all", 100, 4) == 75
+
+
+CHOICE = """HloModule step, is_scheduled=true, num_partitions=1
+
+%near (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %once = f32[8]{0} negate(%x)
+}
+
+%far (y: f32[8]) -> f32[8] {
+  %y = f32[8]{0} parameter(0)
+  %first = f32[8]{0} negate(%y)
+  ROOT %second = f32[8]{0} negate(%first)
+}
+
+ENTRY %main (i: s32[], z: f32[8]) -> f32[8] {
+  %i = s32[] parameter(0)
+  %z = f32[8]{0} parameter(1)
+  ROOT %either = f32[8]{0} conditional(%i, %z, %z), branch_computations={%near, %far}
+}
+"""
+ONE = Work("memory", 0, "", 64)
+
+
+def test_branches_count_by_how_often_they_are_taken():
+    assert timeline(CHOICE) == (ONE, ONE)
+    assert timeline(CHOICE, shares={2: (0.75, 0.25)}) == (Loop(0.75, True, (ONE,)), Loop(0.25, True, (ONE, ONE)))
+    swapped = CHOICE.replace("branch_computations={%near, %far}", "true_computation=%near, false_computation=%far")
+    assert timeline(swapped, shares={2: (1.0, 0.0)}) == (Loop(1.0, True, (ONE, ONE)),)
+
+
+MEGASCALE = """HloModule step, is_scheduled=true, num_partitions=4
+
+ENTRY %main (x: bf16[64]) -> bf16[64] {
+  %x = bf16[64]{0} parameter(0)
+  %token = token[] after-all()
+  %send.1 = (bf16[64]{0}, u32[]{:S(2)}, token[]) send(%x, %token), channel_id=2, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="sum_0",\
+_xla_megascale_target="{1:2}x{0:1}",_xla_megascale_transfer_type="TYPE"}
+  %recv.1 = (bf16[64]{0}, u32[]{:S(2)}, token[]) recv(%token), channel_id=1, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="sum_0",\
+_xla_megascale_target="{1:2}x{0:1}",_xla_megascale_transfer_type="TYPE"}
+  %send-done.1 = token[] send-done(%send.1), channel_id=2, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
+  %recv-done.1 = (bf16[64]{0}, token[]) recv-done(%recv.1), channel_id=1, is_host_transfer=true, \
+frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
+  ROOT %there = bf16[64]{0} get-tuple-element(%recv-done.1), index=0
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "sent"),
+    [
+        ("ALL_REDUCE", "all-reduce", 128),
+        ("ALL_GATHER", "all-gather", 128),
+        ("REDUCE_SCATTER", "reduce-scatter", 64),
+        ("ALL_TO_ALL", "all-to-all", 64),
+    ],
+)
+def test_slices_send_each_other_what_their_hosts_hand_on(said, kind, sent):
+    found = timeline(
+        MEGASCALE.replace("TYPE", said), {"data": 2, "fsdp": 2, "tensor": 1}, [(0, ())] * 2 + [(1, ())] * 2
+    )
+    assert found == (Transfer("sum_0", kind, ("data",), sent, Span(2, 2, ())), Arrival("sum_0"))

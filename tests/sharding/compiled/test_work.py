@@ -99,7 +99,12 @@ backend_config={"cudnn_fmha_backend_config":{"intermediate_tensor_shape": {"elem
 def test_attention_of_cudnn(target, mask, products, kind):
     work = found(ATTENTION.replace("fmhaSoftmax", target).replace('"MASK"', f'"{mask}"'), "fmha")
     size = 2 * 32 * 8192 * 128
-    assert work == Work(kind, int(products * 2 * 32 * 8192 * 8192 * 128), "bfloat16", 4 * size)
+    assert work == Work(kind, int(products * 2 * 32 * 8192 * 8192 * 128), "bfloat16", 4 * size, width=128)
+
+
+def test_a_window_of_cudnn_leaves_out_what_is_far():
+    text = ATTENTION.replace('"mask_type": "MASK"', '"mask_type": "CAUSAL", "sliding_window_length": 1024')
+    assert found(text, "fmha").flops == 2 * 2 * 32 * 8192 * 1024 * 128
 
 
 STACKED = """%update (p0: bf16[32,8,128], p1: s32[], p2: bf16[8,128]) -> bf16[32,8,128] {
@@ -151,12 +156,30 @@ custom_call_target="tpu_custom_call"
 """
 
 
-@pytest.mark.parametrize(("kind", "products"), [("fwd_residuals", 2), ("dkv_no_residuals", 5)])
-def test_flash_attention_of_a_tpu_leaves_out_masked_blocks(kind, products):
+@pytest.mark.parametrize(
+    ("kind", "results", "products"),
+    [
+        ("fwd_residuals", 1, 2),
+        ("dq_no_residuals", 1, 3),
+        ("dkv_no_residuals", 2, 4),
+        ("dkv_no_residuals", 3, 5),  # with the gradients of the queries
+    ],
+)
+def test_flash_attention_of_a_tpu_leaves_out_masked_blocks(kind, results, products):
     """Of 4 x 4 blocks of scores, a causal mask leaves 10."""
-    work = found(FLASH.replace("KIND", kind), f"splash_mha_{kind}.5")
+    text = FLASH.replace("KIND.5 = bf16[3,32,8192,128]{3,2,1,0}", "KIND.5 = RESULT").replace("KIND", kind)
+    result = ", ".join(["f32[3,32,8192]", *results * ["bf16[3,32,8192,128]{3,2,1,0}"]])
+    work = found(text.replace("RESULT", f"({result})"), f"splash_mha_{kind}.5")
     assert (work.kind, work.opaque) == ("attention" if products == 2 else "attention backward", False)
     assert work.flops == 2 * products * 3 * 32 * 8192 * 8192 * 128 * 10 // 16
+    assert work.width == 128
+
+
+@pytest.mark.parametrize(("blocks", "kind"), [("4,2", "fwd_residuals"), ("2,4", "dkv_no_residuals")])
+def test_within_a_window_it_leaves_out_more(blocks, kind):
+    """Each block of queries has two of keys, but for the first: 7 of 16, whichever of the two comes first."""
+    work = found(FLASH.replace("KIND", kind).replace("s8[1,4,4]", f"s8[1,{blocks}]"), f"splash_mha_{kind}.5")
+    assert work.flops == 2 * (2 if kind == "fwd_residuals" else 5) * 3 * 32 * 8192 * 8192 * 128 * 7 // 16
 
 
 def test_a_kernel_of_a_library_that_nobody_knows_is_opaque():

@@ -1,0 +1,52 @@
+"""Predicted step times beside published ones: the bounds that they keep, and the table of them in README.md."""
+
+import statistics
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from tests.bench.seconds import compared, lines, rank_correlation
+from tests.chips.steps import FITTED, JUDGED, STEPS, fingerprint, kept
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+QUICK = ("26", "1")
+KEPT = kept()
+
+
+def test_every_row_is_kept_as_it_is_asked():
+    assert set(KEPT) == set(STEPS)
+    assert {*JUDGED, *FITTED} <= set(STEPS)
+    for name, step in STEPS.items():
+        assert {key: asdict(step)[key] for key in KEPT[name]["asked"]} == KEPT[name]["asked"], name
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in STEPS]
+)
+def test_the_step_is_the_one_that_was_compiled(name):
+    said = f"run python -m tests.chips.steps {name!r} where the compilers are, and commit steps.json.gz"
+    assert KEPT[name]["fingerprint"] == fingerprint(STEPS[name]), said
+
+
+def test_errors_are_within_their_bounds():
+    rows = [compared(name) for name in JUDGED]
+    errors = [abs(row.ratio - 1) for row in rows]
+    assert statistics.median(errors) <= 0.10
+    assert max(errors) <= 0.25
+    assert rank_correlation([row.mfu for row in rows]) >= 0.7
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_what_was_fitted_on_is_met(name):
+    assert compared(name).ratio == pytest.approx(1.0, abs=0.08)
+
+
+def test_published_times_of_fitted_chips_are_mostly_within_the_range():
+    found = [compared(name) for name in JUDGED]
+    assert sum(row.found.low <= row.published <= row.found.high for row in found) >= 0.75 * len(found)
+
+
+def test_the_table_of_the_readme_is_this_one():
+    table = [line for line in lines(JUDGED) if not line.startswith("=>")]
+    assert "\n".join(table).strip() in README.read_text(), "copy what python tests/bench/seconds.py prints"
