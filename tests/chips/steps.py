@@ -2,6 +2,7 @@
 
     python -m tests.chips.steps           every row, in an environment that has the compilers (`make test-chips`)
     python -m tests.chips.steps 8 26      some
+    python -m tests.chips.steps --plans   every row's plan alone, which needs no compiler
 
 The steps are ours, not those of the frameworks that were measured: where ours recomputes more, has other kernels of
 attention or overlaps less, its time differs for that. Rows have the numbers that they have among the published steps
@@ -174,22 +175,31 @@ def fingerprint(step: Step) -> str:
         return digest_of(option.workload, option.plan, step.micro_batch_size or step.batch_size)
 
 
+def foreseen(step: Step) -> dict[str, Any]:
+    """A step by its plan, which needs no compiler."""
+    with targeting(step.chips):
+        option = planned(step)
+        products = forward_products(option.workload)
+        return {
+            "flops": PASSES * products.flops,
+            "fits by the plan": option.fits(step.chips.chip.usable),
+            "plan": to_json(planned_events(option, products, PASSES, step.chips)),
+        }
+
+
 def recorded(step: Step) -> dict[str, Any]:
     """A step compiled, and planned."""
     with targeting(step.chips):
         option = planned(step)
-        products = forward_products(option.workload)
         print_of = digest_of(option.workload, option.plan, step.micro_batch_size or step.batch_size)
     found, events = compile_for(step.chips, option, step.asked)
     if events is None:
         raise SystemExit(f"does not fit: {found.too_large}")
     return {
+        **foreseen(step),
         "fingerprint": print_of,
         "jax": jax.__version__,
         "memory": found.memory,
-        "flops": PASSES * products.flops,
-        "fits by the plan": option.fits(step.chips.chip.usable),
-        "plan": to_json(planned_events(option, products, PASSES, step.chips)),
         "timeline": to_json(events),
         "asked": {key: value for key, value in asdict(step).items() if key not in ("source", "seconds")},
     }
@@ -202,7 +212,9 @@ def kept() -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or STEPS:
+    by_plan, *names = sys.argv[1:] if "--plans" in sys.argv[1:2] else ("", *sys.argv[1:])
+    for name in names or STEPS:
         print(name, flush=True)
-        text = json.dumps({**kept(), name: recorded(STEPS[name])})
+        found = {**kept()[name], **foreseen(STEPS[name])} if by_plan else recorded(STEPS[name])
+        text = json.dumps({**kept(), name: found})
         KEPT.write_bytes(gzip.compress(text.encode(), 9, mtime=0))

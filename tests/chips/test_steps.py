@@ -1,5 +1,6 @@
 """Predicted step times beside published ones: the bounds that they keep, and the table of them in README.md."""
 
+import json
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.seconds import compared, lines, rank_correlation
-from tests.chips.steps import FITTED, JUDGED, STEPS, fingerprint, kept
+from tests.chips.steps import FITTED, JUDGED, STEPS, fingerprint, foreseen, kept
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 QUICK = ("26", "1")
@@ -27,6 +28,15 @@ def test_every_row_is_kept_as_it_is_asked():
 def test_the_step_is_the_one_that_was_compiled(name):
     said = f"run python -m tests.chips.steps {name!r} where the compilers are, and commit steps.json.gz"
     assert KEPT[name]["fingerprint"] == fingerprint(STEPS[name]), said
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in STEPS]
+)
+def test_the_plan_is_the_one_that_is_kept(name):
+    found = json.loads(json.dumps(foreseen(STEPS[name])))
+    said = "run python -m tests.chips.steps --plans, and commit steps.json.gz"
+    assert {key: KEPT[name][key] for key in found} == found, said
 
 
 def test_errors_are_within_their_bounds():
