@@ -89,7 +89,8 @@ def build_model(ctx: Context) -> Mapping[str, nn.Module]:
 
 def init_batch(ctx: Context) -> Mapping[str, Any]:
     """Points, as in a training batch, and noise, which is drawn in `loss_fn`."""
-    return {"points": np.zeros((1, 2), np.float32), "noise": np.zeros((1, ctx.options.latents), np.float32)}
+    sizes = {"points": 2, "noise": ctx.options.latents}
+    return {name: jax.ShapeDtypeStruct((1, size), np.float32) for name, size in sizes.items()}
 
 
 def load_examples(ctx: Context, split: str) -> Sequence[Example]:

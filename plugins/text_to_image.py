@@ -153,7 +153,8 @@ def build_model(ctx: Context) -> nn.Module:
 
 def init_batch(ctx: Context) -> Mapping[str, Any]:
     """Inputs of the U-Net, which `loss_fn` makes of a batch."""
-    return {"noisy": np.zeros((1, *ctx.options.size), np.float32), "timestep": np.zeros(1, np.int32), **read(ctx, [""])}
+    images = jax.ShapeDtypeStruct((1, *ctx.options.size), np.float32)
+    return {"noisy": images, "timestep": jax.ShapeDtypeStruct((1,), np.int32), **read(ctx, [""])}
 
 
 def load_examples(ctx: Context, split: str) -> Sequence[Example]:

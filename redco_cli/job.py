@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from redco_cli.adapters.attach import computed, seen_models, with_adapter
-from redco_cli.data.batch import check_batch
+from redco_cli.data.batch import check_shapes
 from redco_cli.data.collate import collated
 from redco_cli.data.encoded.buckets import LENGTHS, Buckets, buckets_of
 from redco_cli.data.places import place_of
@@ -297,4 +297,4 @@ def _init_shapes(job: Job, stage: Stage) -> Shapes:
         return shapes_of(first_batch(job, "prepare", job.train_examples or job.eval_examples))
     with guarded(where, "init_batch", plugin.file):
         batch = plugin.init_batch(job.context(stage))
-    return shapes_of(check_batch(batch, 1, where))
+    return shapes_of(check_shapes(batch, where))

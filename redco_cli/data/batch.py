@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -117,6 +118,16 @@ def check_batch(batch: object, size: int, where: str) -> dict[str, np.ndarray]:
     if not batch:
         raise PluginError(where, "returned an empty dict", expected)
     return {key: _check_array(key, value, size, where, expected) for key, value in batch.items()}
+
+
+def check_shapes(batch: object, where: str) -> dict[str, np.ndarray]:
+    """`check_batch` of one row, whose arrays may be `jax.ShapeDtypeStruct`s: then they are zeros, without memory."""
+    if isinstance(batch, Mapping):
+        batch = {
+            key: np.broadcast_to(np.zeros((), one.dtype), one.shape) if isinstance(one, jax.ShapeDtypeStruct) else one
+            for key, one in batch.items()
+        }
+    return check_batch(batch, 1, where)
 
 
 def _check_array(key: Any, value: Any, size: int, where: str, expected: str) -> np.ndarray:

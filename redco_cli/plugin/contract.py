@@ -262,7 +262,7 @@ class Plugin(Protocol):
         ...
 
     def init_batch(self, ctx: Context) -> Mapping[str, Any]:
-        """Numpy arrays by name, with leading dim 1, of which only the shapes count: what `build_model`'s module takes.
+        """Arrays or `jax.ShapeDtypeStruct`s by name, leading dim 1: the shapes of what `build_model`'s module takes.
 
         Without it, the module takes arrays of a training batch. Every checkpoint keeps the names, shapes and types, so
         that prediction and export build the same module without training data.

@@ -40,6 +40,7 @@ class Net(nn.Module):
 PLUGIN = """
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -89,7 +90,7 @@ output_dir: runs/own
 SHAPES = {"points": {"shape": [8], "dtype": "float32"}, "labels": {"shape": [], "dtype": "int32"}}
 INIT_BATCH = """
 def init_batch(ctx):
-    return {"labels": np.zeros(1, int), "points": np.zeros((1, 8))}
+    return {"labels": jax.ShapeDtypeStruct((1,), np.int32), "points": np.zeros((1, 8))}
 """
 NORMED = """
 
@@ -331,6 +332,7 @@ def test_init_batch_says_what_a_model_takes(project: Path) -> None:
     [
         ("return []", "returned a list instead of a dict"),
         ("return {'points': np.zeros((2, 8))}", "batch['points'] has shape (2, 8)"),
+        ("return {'points': jax.ShapeDtypeStruct((2, 8), np.float32)}", "batch['points'] has shape (2, 8)"),
         ("return {'points': np.zeros((1, 8))}", "Net.__call__ takes labels, but the batch has points"),
         ("return 1 / 0", "init_batch raised ZeroDivisionError"),
     ],

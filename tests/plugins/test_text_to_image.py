@@ -122,7 +122,8 @@ def test_the_network_reads_the_prompt_up_to_its_end(context):
     ctx = context("text_to_image", channels=8)
     net = text_to_image.build_model(ctx)
     draw = np.random.default_rng(0)
-    inputs = {**text_to_image.init_batch(ctx), **text_to_image.read(ctx, ["a two"])}
+    shapes = {name: (one.shape, one.dtype) for name, one in text_to_image.init_batch(ctx).items()}
+    inputs = {name: np.zeros(*one) for name, one in shapes.items()} | text_to_image.read(ctx, ["a two"])
     shapes = jax.eval_shape(net.init, jax.random.key(0), **inputs)
     params = jax.tree.map(lambda leaf: 0.3 * draw.normal(size=leaf.shape).astype(np.float32), shapes)
     apply = jax.jit(net.apply)
