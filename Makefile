@@ -72,6 +72,7 @@ $(CHIPS)/.chips: pyproject.toml
 test-chips: $(CHIPS)/.chips $(VENV)/.dev ## compile for GPUs and TPUs that are not there, and test what comes out
 	JAX_PLATFORMS=cpu $(CHIPS)/bin/python -m tests.chips.programs
 	JAX_PLATFORMS=cpu $(CHIPS)/bin/python -m tests.chips.adapters
+	JAX_PLATFORMS=cpu $(CHIPS)/bin/python -m tests.chips.steps
 	$(PYTEST) tests/chips
 
 bench: $(VENV)/.dev ## every benchmark, one after the other: writes BENCHMARKS.md
