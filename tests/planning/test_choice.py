@@ -92,18 +92,18 @@ def test_little_memory_splits_cuts_and_recomputes_and_the_run_computes_the_same(
     assert sizes == dict(best.plan.mesh)
     assert sizes["data"] * sizes["fsdp"] * sizes["tensor"] == 8
     assert sizes["fsdp"] * sizes["tensor"] > 1
-    assert found.recipe.train.remat == "dots"
+    assert found.recipe.train.remat == best.workload.remat == "attention"
     assert found.recipe.train.micro_batch_size == best.micro_batch_size < 16
     assert found.loaded.origins["train.remat"] == "chosen for the memory of the devices"
     mesh = ",".join(f"{axis}={size}" for axis, size in sizes.items())
     assert capsys.readouterr().err == (
-        f"mesh {mesh}, micro-batch {best.micro_batch_size}, remat dots: "
+        f"mesh {mesh}, micro-batch {best.micro_batch_size}, remat attention: "
         f"{format_bytes(best.memory.total)} of 635 KiB per device by plan\n"
     )
     many = train("recipe.yaml", ["output_dir=many"])
     assert many.train["loss"] == pytest.approx(one.train["loss"], rel=1e-5)
     resolved = load_recipe("many/recipe.resolved.yaml").recipe.train
-    assert (resolved.micro_batch_size, resolved.remat) == (best.micro_batch_size, "dots")
+    assert (resolved.micro_batch_size, resolved.remat) == (best.micro_batch_size, "attention")
 
 
 def test_what_the_recipe_decides_stays(devices_have) -> None:
