@@ -142,10 +142,8 @@ def in_a_step(
     """
     found = []
     for one in moved:
-        if one.what == GRADIENTS and one.axis == DATA:
-            found.append(
-                one if passes == 1 else replace(one, bytes=int(kept * one.bytes))
-            )  # once, behind the last pass
+        if one.what == GRADIENTS and one.axis == DATA:  # once, behind the last pass
+            found.append(one if passes == 1 else replace(one, bytes=int(kept * one.bytes)))
         elif one.what == AGAIN and regathers:
             continue  # they are among all
         elif one.what in PER_PASS:
