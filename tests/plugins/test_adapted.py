@@ -1,26 +1,19 @@
-"""The recipe `lora` on a run of `instruct`: an adapter learns what its base was not taught."""
+"""The recipes `instruct` and `lora`, one on the run of the other: an adapter learns what its base was not taught."""
 
 import pytest
 
 from tests.plugins.trained import trained
 
-SHARED = ["plugin.options.eval_examples=100"]
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    path = tmp_path_factory.mktemp("instruct") / "run"
-    quick = ["eval.predict=false", "eval.best_metric=loss", "eval.best_mode=min"]
-    trained("instruct", path, [*SHARED, *quick])
-    return path
-
 
 @pytest.mark.slow
 @pytest.mark.recipe
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("quantize", ["null", "nf4"])
-def test_an_adapter_learns_what_its_base_was_not_taught(base, quantize, tmp_path):
-    settings = [*SHARED, f"model.params={base}", f"adapter.quantize={quantize}", "eval.every=120"]
-    before, after = (values["exact_match"] for values in trained("lora", tmp_path, settings))
-    assert before < 0.1
-    assert after > 0.7
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_an_adapter_learns_what_its_base_was_not_taught(seed, tmp_path):
+    base = tmp_path / "instruct"
+    assert trained("instruct", base, [f"seed={seed}"])[-1]["exact_match"] >= 0.9  # the commonest answers: 0.17
+    for quantize in ("null", "nf4"):
+        settings = [f"seed={seed}", f"model.params={base}", f"adapter.quantize={quantize}"]
+        evaluations = trained("lora", tmp_path / quantize, settings)
+        assert evaluations[0]["exact_match"] < 0.1
+        assert evaluations[-1]["exact_match"] >= 0.8

@@ -9,7 +9,6 @@ import pytest
 from redco_cli.plugin import parts
 from redco_cli.plugin.parts import builtin, held_out
 from redco_cli.run import train
-from tests.plugins.trained import trained
 from tests.training.tiny import recorded
 
 pairs = builtin("source_pairs")
@@ -106,19 +105,3 @@ def test_recipes_of_pairs_begin_where_nothing_is_known(recipe, loss, scores, tmp
     losses = [one["loss"] for one in recorded(tmp_path) if one["kind"] == "train"]
     assert losses[0] == pytest.approx(loss, rel=0.3)
     assert result.evaluations[-1][1].keys() >= scores
-
-
-@pytest.mark.slow
-@pytest.mark.recipe
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [3, 4, 5])
-def test_claims_about_lines_that_nobody_has_seen_are_told(seed, tmp_path):
-    assert trained("pairs", tmp_path, [f"seed={seed}"])[-1]["accuracy"] >= 0.65  # either class: 0.5
-
-
-@pytest.mark.slow
-@pytest.mark.recipe
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", [3, 4, 5])
-def test_descriptions_of_lines_that_nobody_has_seen_are_scored(seed, tmp_path):
-    assert trained("similarity", tmp_path, [f"seed={seed}"])[-1]["spearman"] >= 0.8

@@ -11,7 +11,6 @@ from redco_cli.errors import ExampleError, PluginError
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.parts import builtin
 from redco_cli.row_notes import noting
-from tests.plugins.trained import trained
 
 tagging, source = builtin("token_classification"), builtin("source_tags")
 NAMES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
@@ -160,11 +159,3 @@ def test_lines_are_disjoint_short_and_reproducible(context, monkeypatch):
     assert not {*lines} & {" ".join(example["tokens"]) for example in evaluation}
     assert len(evaluation) == 50
     assert evaluation == source.load_examples(ctx, "eval")
-
-
-@pytest.mark.slow
-@pytest.mark.recipe
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("seed", [3, 4, 5])
-def test_words_of_python_are_told(seed, tmp_path):
-    assert trained("tagging", tmp_path, [f"seed={seed}"])[-1]["f1"] >= 0.95
