@@ -12,6 +12,13 @@ import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+OF_EACH_SHARD = "redco: of each shard of the batch"
+"""Name of an array of which each shard of the batch gets one."""
 
 
 @dataclass
@@ -60,3 +67,11 @@ def partial_sums(examples: int) -> int:
         return 1
     shards.consulted = True
     return math.gcd(examples, shards.count)
+
+
+def for_each_shard(x: Any, count: int) -> Any:
+    """One array [count, ...] for each group of examples of `partial_sums`, all the same as `x` [...].
+
+    Its gradient are those of the groups, apart; where `x` is a parameter, each device scatters its own at once.
+    """
+    return jax.lax.broadcast(checkpoint_name(x, OF_EACH_SHARD), (count,))

@@ -35,7 +35,12 @@ TINY = json.dumps(
 )
 SOURCES = (
     *("training/step.py", "planning/compiled.py"),
-    *("sharding/decide/gather.py", "sharding/decide/sharded.py", "sharding/decide/replicas.py"),
+    *(
+        "sharding/decide/gather.py",
+        "sharding/decide/sharded.py",
+        "sharding/decide/replicas.py",
+        "sharding/decide/torus.py",
+    ),
     *("chips/table.py", "chips/compiler.py"),
 )
 """What decides the compiled program beyond the traced loss and its plan."""

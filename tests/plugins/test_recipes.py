@@ -52,7 +52,7 @@ BASES = {"distillation": ("digits", "teacher"), "lora": ("instruct", "base")}
 
 @pytest.fixture
 def short(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """`recipe.yaml`, which is a shipped one, in the working directory; and overrides with which it takes little time."""
+    """`recipe.yaml`, which is a shipped one, in the working directory; and overrides to save time."""
     monkeypatch.chdir(tmp_path)
     Path("recipe.yaml").write_text(f"extends: {request.param}\noutput_dir: run\n")
     if request.param in BASES:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.plugin.contract import IGNORED_LABEL
-from redco_cli.sharding.batch_shards import partial_sums
+from redco_cli.sharding.batch_shards import for_each_shard, partial_sums
 
 Array = Any
 _LARGEST_ROW = 2**26
@@ -87,7 +87,7 @@ def cross_entropy(
         config: how the logits are scaled and capped.
         positions: C; default: a quarter of S, or less where a row's logits would be larger than 256 MiB.
         groups: D, which divides B: the head's gradient is summed within each group in the loop, and over groups once
-            at the end. Default: one for each device that has rows of its own.
+            at the end, see `for_each_shard`. Default: one for each device that has rows of its own.
 
     Returns:
         Sums that are differentiable in everything but `labels`.
@@ -103,21 +103,21 @@ def cross_entropy(
         config.logits_softcap,
     )
     targets = jnp.where(counted, labels, 0)
-    kernel = jax.lax.stop_gradient(head.kernel.astype(hidden.dtype))  # once, and not for every piece
+    apart = jax.tree.map(lambda leaf: for_each_shard(leaf.astype(jnp.float32), how.groups), head)
+    used = jax.lax.stop_gradient(head._replace(kernel=head.kernel.astype(hidden.dtype)))  # once, not for every piece
     if hidden.dtype != jnp.float16:
-        total, correct = _summed(hidden, head, kernel, targets, weights, how)
+        total, correct = _summed(hidden, apart, used, targets, weights, how)
         return Counted(total, weights.sum(), correct)
     # What is kept for the backward pass is not yet scaled: small weights would make it vanish.
     largest = jax.lax.stop_gradient(jnp.abs(weights).max())
     unit = jnp.where(largest > 0, largest, 1.0)
-    total, correct = _summed(hidden, head, kernel, targets, weights / unit, how)
+    total, correct = _summed(hidden, apart, used, targets, weights / unit, how)
     return Counted(total * unit, weights.sum(), correct * unit)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _summed(hidden: Array, head: Head, kernel: Array, labels: Array, weights: Array, how: _How) -> tuple[Array, Array]:
-    """What has a gradient is the head; what is multiplied with is its kernel in the compute type."""
-    used = head._replace(kernel=kernel)
+def _summed(hidden: Array, apart: Head, used: Head, labels: Array, weights: Array, how: _How) -> tuple[Array, Array]:
+    """What has a gradient is a head for each group [D, ..], in float32; what is multiplied with is in the compute type."""
 
     def add(sums: tuple[Array, Array], piece: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
         states, targets, share = piece
@@ -129,13 +129,11 @@ def _summed(hidden: Array, head: Head, kernel: Array, labels: Array, weights: Ar
 
 
 def _forward(
-    hidden: Array, head: Head, kernel: Array, labels: Array, weights: Array, how: _How
+    hidden: Array, apart: Head, used: Head, labels: Array, weights: Array, how: _How
 ) -> tuple[tuple[Array, Array], tuple[Array, Head, Array]]:
-    """The sums, and the gradients of the first: for hidden states, head and weights."""
-    used = head._replace(kernel=kernel)
+    """The sums, and the gradients of the first: for hidden states, the head of each group, and weights."""
     groups = how.groups
-    empty = jnp.zeros((groups, *head.kernel.shape), jnp.float32)
-    empty_bias = None if head.bias is None else jnp.zeros((groups, *head.bias.shape), jnp.float32)
+    empty: Head = jax.tree.map(jnp.zeros_like, apart)
 
     def add(sums: tuple[Array, Array, Array, Array], piece: tuple[Array, Array, Array]) -> tuple[Any, Any]:
         states, targets, share = piece
@@ -145,7 +143,7 @@ def _forward(
         wrong = wrong - jax.nn.one_hot(targets, logits.shape[-1], dtype=wrong.dtype)
         wrong = wrong * share[..., None] * (how.scale if slope is None else how.scale * slope)
         narrow = wrong.astype(states.dtype)
-        to_states = jnp.einsum("bcv,ev->bce", narrow, kernel)
+        to_states = jnp.einsum("bcv,ev->bce", narrow, used.kernel)
         by_group = (groups, -1)
         rows, cause = states.reshape(*by_group, states.shape[-1]), narrow.reshape(*by_group, narrow.shape[-1])
         to_kernel = jnp.einsum("dte,dtv->dev", rows, cause, preferred_element_type=jnp.float32)
@@ -155,12 +153,9 @@ def _forward(
         following = total + (losses * share).sum(), correct + _right(logits, targets, share), to_head + to_kernel, bias
         return following, (to_states, losses)
 
-    start = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), empty, empty_bias)
-    (total, correct, to_kernel, bias), (states, losses) = jax.lax.scan(
-        add, start, _pieces((hidden, labels, weights), how)
-    )
-    to_head = jax.tree.map(lambda sums, leaf: sums.sum(0).astype(leaf.dtype), Head(to_kernel, bias), head)
-    return (total, correct), (_whole(states, hidden.shape[1]), to_head, _whole(losses, labels.shape[1]))
+    start = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), *empty)
+    (total, correct, *sums), (states, losses) = jax.lax.scan(add, start, _pieces((hidden, labels, weights), how))
+    return (total, correct), (_whole(states, hidden.shape[1]), Head(*sums), _whole(losses, labels.shape[1]))
 
 
 def _backward(_how: _How, kept: Any, cotangents: tuple[Array, Array]) -> tuple[Any, Any, None, None, Any]:

@@ -58,11 +58,11 @@ def _dumped(directory: Path) -> Program | None:
     """The program that a compiler has dumped; None while it is not there."""
     if not any(directory.glob(_WRITTEN_AFTER)):
         return None
-    text = next(directory.glob(_TEXT), None)
-    if text is None:
+    text = "".join(one.read_text() for one in directory.glob(_TEXT))
+    if not text.rstrip().endswith("}"):  # not there, or not written to its end
         return None
     spaces = read_spaces(next(directory.glob(_REPORT)).read_text())
-    return Program(text.read_text(), spaces.get(_DEVICE), spaces.get(_HOST, 0), is_ordered=True)
+    return Program(text, spaces.get(_DEVICE), spaces.get(_HOST, 0), is_ordered=True)
 
 
 def read_spaces(report: str) -> dict[int, int]:

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from redco_cli.sharding.decide.replicas import is_product, product
+from redco_cli.sharding.decide.replicas import is_product, is_spread, product, spread
 from redco_cli.sharding.decide.rows import looked_up, moves_rows
 from redco_cli.sharding.decide.sharded import Apart, Sharded
 from redco_cli.sharding.plan import AXES, BATCH_AXES, FSDP, TENSOR, as_dims, as_spec
@@ -70,6 +70,8 @@ class _Gathering:
     def _on_whole(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         if is_product(equation, operands, self.examples):
             return [product(equation, operands)]
+        if is_spread(equation, operands):
+            return [spread(equation, operands)]
         params = equation.params
         grouped = equation.primitive.name == "conv_general_dilated" and params["feature_group_count"] > 1
         if grouped and self.mesh.shape.get(TENSOR, 1) > 1:

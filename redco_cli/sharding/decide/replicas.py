@@ -25,7 +25,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
+from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.decide.sharded import Sharded, cut, part_spec
+from redco_cli.sharding.decide.torus import rings_for
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.rewrite import bind
@@ -69,6 +71,38 @@ def add_up(parts: Any, places: Any) -> Any:
     return jax.tree.map(lambda leaf, place: jax.lax.with_sharding_constraint(leaf.sum(-1), place), parts, places)
 
 
+def is_spread(equation: Any, operands: Sequence[Any]) -> bool:
+    """Whether an equation gives a weight to each shard of the batch, see `for_each_shard`.
+
+    Args:
+        equation: any.
+        operands: its own, of which some are a `Sharded`.
+    """
+    weight = operands[0] if equation.primitive.name == "broadcast_in_dim" else None
+    if not isinstance(weight, Sharded):
+        return False
+    is_named = any(one.params.get("name") == OF_EACH_SHARD for one in weight.views[-1:])
+    if not is_named or not _adds_up(weight) or equation.params["shape"][0] != _ways(weight.mesh):
+        return False
+    return weight.is_apart or bool(rings_for(weight.mesh, FSDP, weight.value.shape[-1]))  # XLA does well elsewhere
+
+
+def spread(equation: Any, operands: Sequence[Any]) -> Any:
+    """The result of an equation that `is_spread`; the gradient of its weight is the sum of what each shard has."""
+    weight: Sharded = operands[0]
+
+    def value(arrays: Any) -> Any:
+        return bind(equation, [weight.having(arrays).array()])[0]
+
+    def backward(_: None, gradients: Any) -> tuple[Any]:
+        anywhere = jnp.zeros(weight.value.shape, weight.value.dtype)
+        return (weight.cotangent(jax.vmap(lambda own: jax.vjp(weight.seen, anywhere)[1](own)[0])(gradients)),)
+
+    apply = jax.custom_vjp(value)
+    apply.defvjp(lambda arrays: (value(arrays), None), backward)
+    return apply(weight.arrays)
+
+
 def is_product(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:
     """Whether an equation takes examples through one weight, whose gradient is to be added up here.
 
@@ -81,11 +115,7 @@ def is_product(equation: Any, operands: Sequence[Any], examples: Examples) -> bo
     if len(weights) != 1 or len(operands) != 2 or _result_dim(equation, _place(operands)) is None:
         return False
     (weight,), x = weights, equation.invars[1 - _place(operands)]
-    if not set(BATCH_AXES) <= set(weight.mesh.shape) or not examples.lead(x):
-        return False
-    is_cut = FSDP in itertools.chain(*as_dims(weight.spec)) and FSDP not in itertools.chain(*as_dims(weight.gathered))
-    divides = x.aval.shape[0] % _ways(weight.mesh) == 0 and weight.divides
-    return (weight.is_apart or is_cut) and _is_floating(weight.value) and divides
+    return examples.lead(x) and _adds_up(weight) and x.aval.shape[0] % _ways(weight.mesh) == 0
 
 
 def product(equation: Any, operands: Sequence[Any]) -> Any:
@@ -118,6 +148,14 @@ def product(equation: Any, operands: Sequence[Any]) -> Any:
     apply = jax.custom_vjp(multiply)
     apply.defvjp(forward, backward)
     return apply(operands[1 - at], weight.arrays)
+
+
+def _adds_up(weight: Sharded) -> bool:
+    """Whether its gradient is one to add up over devices, each of which keeps as much of it as the others."""
+    if not set(BATCH_AXES) <= set(weight.mesh.shape):
+        return False
+    is_cut = FSDP in itertools.chain(*as_dims(weight.spec)) and FSDP not in itertools.chain(*as_dims(weight.gathered))
+    return (weight.is_apart or is_cut) and _is_floating(weight.value) and weight.divides
 
 
 def _result_dim(equation: Any, at: int) -> int | None:

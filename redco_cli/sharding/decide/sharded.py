@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from redco_cli.sharding.batch_shards import OF_EACH_SHARD
+from redco_cli.sharding.decide.torus import scatter_sum
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims, as_spec
 from redco_cli.sharding.program.rewrite import bind
 
@@ -139,10 +141,7 @@ class Sharded:
 
         def add_up(part: Any) -> Any:
             own = jnp.squeeze(part, 0)
-            if place is None:
-                own = jax.lax.psum(own, FSDP)
-            else:
-                own = jax.lax.psum_scatter(own, FSDP, scatter_dimension=place, tiled=True)
+            own = jax.lax.psum(own, FSDP) if place is None else scatter_sum(own, self.mesh, FSDP, place)
             return own[..., None] if self.is_apart else jax.lax.psum(own, DATA)
 
         lives = part_spec(scattered, parts.ndim - 1) if self.is_apart else scattered
@@ -163,7 +162,8 @@ class Sharded:
     def viewed(self, equation: Any) -> Sharded:
         """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
         fewer = not jnp.issubdtype(self.value.dtype, jnp.integer)  # codes of a quantised weight are few as they are
-        if equation.primitive.name in ("convert_element_type", "name") and fewer:
+        is_mark = equation.params.get("name") == OF_EACH_SHARD
+        if equation.primitive.name in ("convert_element_type", "name") and fewer and not is_mark:
             return replace(self, arrays=jax.tree.map(lambda leaf: bind(equation, [leaf])[0], self.arrays))
         return replace(self, views=(*self.views, equation))
 
