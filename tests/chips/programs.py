@@ -119,7 +119,10 @@ RECOMPUTED = {
     for remat in every
 }
 """With less and less kept for the backward pass; judged by `test_remat`."""
-EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED
+LARGER = json.dumps({**json.loads(TINY), "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2})
+SQUARE = {"llama on 8 x 8, v6e": Program(LARGER, "v6e:8x8", {"data": 1, "fsdp": 64, "tensor": 1}, 64, SMALL_LENGTH)}
+"""On a torus over which XLA by itself scatters no sum."""
+EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED | SQUARE
 
 
 def asked(program: Program) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.chips.programs import BUDGETED, REPLICATED, RESULTS, SMALL_BATCH, SMALL_LENGTH, TINY, fingerprint
+from tests.chips.programs import BUDGETED, REPLICATED, RESULTS, SMALL_BATCH, SMALL_LENGTH, SQUARE, TINY, fingerprint
 
 FOUND = json.loads(RESULTS.read_text())
 FEATURES, BFLOAT16 = 256, 2
@@ -73,8 +73,19 @@ def test_gradients_are_scattered_within_a_replica_before_they_are_added_up_over_
     assert moved["all-reduce over data+fsdp"] < 0.01 * parameters
 
 
+@pytest.mark.parametrize("name", SQUARE)
+def test_gradients_are_scattered_over_a_square_torus_too(name):
+    """Along rings of eight, then of the other eight: an eighth and a 64th of each gradient arrive.
+
+    The head's are in float32, and those of the table, as large as it, are exchanged. What is all-reduced are gathers of
+    small weights, which XLA makes sums of.
+    """
+    parameters = FOUND[name]["parameters"] * BFLOAT16
+    assert FOUND[name]["moved"]["reduce-scatter over fsdp"] == pytest.approx((1 / 8 + 1 / 64) * parameters, rel=0.02)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUDGETED | REPLICATED)
+@pytest.mark.parametrize("name", BUDGETED | REPLICATED | SQUARE)
 def test_the_program_is_the_one_that_was_compiled(name):
-    program = (BUDGETED | REPLICATED)[name]
+    program = (BUDGETED | REPLICATED | SQUARE)[name]
     assert FOUND[name]["fingerprint"] == fingerprint(program), "run make test-chips, and commit results.json"

@@ -117,7 +117,7 @@ def cross_entropy(
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _summed(hidden: Array, apart: Head, used: Head, labels: Array, weights: Array, how: _How) -> tuple[Array, Array]:
-    """What has a gradient is a head for each group [D, ..], in float32; what is multiplied with is in the compute type."""
+    """What has a gradient is a head for each group [D, ..]; what is multiplied with, one in the compute type."""
 
     def add(sums: tuple[Array, Array], piece: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
         states, targets, share = piece

@@ -3,7 +3,8 @@
 XLA's compiler for TPUs (libtpu 0.0.42) scatters a sum over 2 x 4, 4 x 8 and 8 x 16 devices, as long as rows can be cut
 evenly. Over 4 x 4, 8 x 8 and 16 x 16, over three dims, and of rows of 128,256 numbers, it adds up all of it on every
 device, twice the bytes, and cuts its own part out. Scattered along the rings of one dim, then those of the next, each
-device is sent what is to become its own and no more.
+device is sent what is to become its own and no more. (Not so over 4 x 4: JAX orders these devices along one ring that
+winds through all of them, and their parts are not in the order of any dim.)
 """
 
 from __future__ import annotations
