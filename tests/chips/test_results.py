@@ -7,7 +7,7 @@ import pytest
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.plan import Collective
-from tests.chips.programs import EVERY, PROGRAMS, RESULTS, fingerprint, planned
+from tests.chips.programs import EVERY, PROGRAMS, RESULTS, SQUARE, fingerprint, planned
 
 FOUND = json.loads(RESULTS.read_text())
 
@@ -29,7 +29,12 @@ def test_it_fits_and_scatters_its_gradients(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in PROGRAMS else pytest.param(name, marks=pytest.mark.slow) for name in EVERY]
+    "name",
+    [
+        name if name in PROGRAMS else pytest.param(name, marks=pytest.mark.slow)
+        for name in EVERY
+        if name not in SQUARE  # whose transfers are along rings of eight, which is not kept
+    ],
 )
 def test_traffic_is_as_predicted(name):
     with targeting(parse_target(EVERY[name].target, "--target")):
