@@ -72,6 +72,6 @@ def partial_sums(examples: int) -> int:
 def for_each_shard(x: Any, count: int) -> Any:
     """One array [count, ...] for each group of examples of `partial_sums`, all the same as `x` [...].
 
-    Its gradient are those of the groups, apart; where `x` is a parameter, each device scatters its own at once.
+    Its gradient is that of each group, apart; where `x` is a parameter, each device scatters its own at once.
     """
     return jax.lax.broadcast(checkpoint_name(x, OF_EACH_SHARD), (count,))

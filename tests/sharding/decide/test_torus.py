@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
@@ -82,4 +81,3 @@ def test_a_sum_along_rings_is_the_sum(monkeypatch):
     added = jax.jit(jax.shard_map(add_up, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     np.testing.assert_allclose(added(given), given.sum(0), atol=1e-5)
     assert added.lower(given).as_text().count('reduce_scatter"') == 3
-    assert jnp.isfinite(added(given)).all()
