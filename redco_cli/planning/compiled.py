@@ -25,7 +25,7 @@ from redco_cli.plugin.state import Variables
 from redco_cli.privacy.gradient import private_gradient
 from redco_cli.runtime.mesh import batch_sharding, make_mesh, replicated
 from redco_cli.sharding.compiled.schedule import compiled_kernels
-from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives, total_bytes
+from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives
 from redco_cli.sharding.plan import Collective, Plan
 from redco_cli.training.state import TrainState, new_state
 from redco_cli.training.step import make_train_step
@@ -122,17 +122,20 @@ def program_of(compiled: jax.stages.Compiled) -> Program:
     )
 
 
-def read_step(program: Program, mesh: Mapping[str, int], seconds: float) -> Compiled:
+def read_step(
+    program: Program, mesh: Mapping[str, int], seconds: float, shares: Mapping[int, Sequence[float]] | None = None
+) -> Compiled:
     """What a compiled step says of its memory and its collectives.
 
     Args:
         program: the step.
         mesh: axis to size.
         seconds: how long it took to compile.
+        shares: how often branches are taken, see `compiled_collectives`.
     """
-    found = compiled_collectives(program.text, mesh)
+    found = compiled_collectives(program.text, mesh, shares)
     moved = tuple(
-        Collective(one.kind, "+".join(one.axes), one.source or one.shape, one.count, one.count * one.bytes)
+        Collective(one.kind, "+".join(one.axes), one.source or one.shape, one.count, one.count * one.bytes, one.devices)
         for one in found
     )
     kernels = compiled_kernels(program.text)
@@ -169,9 +172,9 @@ def _bytes_at_worst(analysis: Any, platform: str) -> int:
 
 
 def _overlapped(found: Sequence[CompiledCollective]) -> float | None:
-    """The share of bytes that move while something is computed; None where none move."""
-    every = total_bytes(found)
-    return total_bytes(one for one in found if one.overlapped) / every if every else None
+    """The share of bytes that are sent while something is computed; None where none move."""
+    every = sum(one.sent for one in found)
+    return sum(one.sent for one in found if one.overlapped) / every if every else None
 
 
 def _placed(state: TrainState, places: Any) -> Any:

@@ -24,13 +24,12 @@ from redco_cli.planning.remedies import remedies_for
 from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.targets.fastest import Outcome, in_front, try_for
-from redco_cli.planning.targets.speed import compiled_speed, forward_products, planned_speed
+from redco_cli.planning.targets.speed import Forward, compiled_speed, forward_of, planned_speed
 from redco_cli.planning.timing import Speed
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.decide.follow import followers
 from redco_cli.sharding.decide.guards import checked_sizes
 from redco_cli.sharding.predict.memory import StepMemory
-from redco_cli.sharding.program.flops import Products
 
 DEVICES_OF_A_HOST = 8
 RUNNERS_UP = 3
@@ -84,9 +83,9 @@ def inspect(
         ways = in_front(tried, ways)
         best = ways[0]
         remedies = () if best.fits(machine.memory) else remedies_for(workload, best, machine)
-        products = None if chips is None else forward_products(workload)
+        forward = None if chips is None else forward_of(workload)
     outcome = tried[0].outcome if tried else _compiled(chips, best, asked, compile_it) if compile_it else (None, None)
-    speed = _timed(chips, best, products, outcome, price, machine.memory)
+    speed = _timed(chips, best, forward, outcome, price, machine.memory)
     return build_report(
         best.plan,
         model=workload.name,
@@ -123,7 +122,7 @@ def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any], how
 def _timed(
     target: Target | None,
     best: Option,
-    products: Products | None,
+    forward: Forward | None,
     outcome: Outcome | tuple[None, None],
     price: float | None,
     limit: int | None,
@@ -132,12 +131,12 @@ def _timed(
     bytes of a device, has no speed: it cannot run as it was planned or compiled.
     """
     compiled, events = outcome
-    if target is None or products is None:
+    if target is None or forward is None:
         return None
     if compiled is None:
-        return planned_speed(best, target, products, price) if best.fits(limit) else None
+        return planned_speed(best, target, forward, price) if best.fits(limit) else None
     is_too_large = limit is not None and compiled.memory is not None and compiled.memory > limit
-    return None if events is None or is_too_large else compiled_speed(events, best, target, products, price)
+    return None if events is None or is_too_large else compiled_speed(events, best, target, forward, price)
 
 
 def _machine(

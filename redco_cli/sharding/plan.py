@@ -79,6 +79,7 @@ class Collective:
         what: what is moved, in the model's terms.
         count: how often in a step.
         bytes: result bytes on one device, all of them together; in a report, what one device sends for them in a ring.
+        devices: how many take part in one; None for all along the axis.
     """
 
     kind: str
@@ -86,6 +87,7 @@ class Collective:
     what: str
     count: int
     bytes: int
+    devices: int | None = None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option, options
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.workload import Workload, find_workload
-from redco_cli.sharding.plan import Plan
+from redco_cli.sharding.compiled.events import sent_bytes
+from redco_cli.sharding.plan import Collective, Plan
 
 RESULTS = Path(__file__).with_name("results.json")
 TINY = json.dumps(
@@ -122,7 +123,18 @@ RECOMPUTED = {
 LARGER = json.dumps({**json.loads(TINY), "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 2})
 SQUARE = {"llama on 8 x 8, v6e": Program(LARGER, "v6e:8x8", {"data": 1, "fsdp": 64, "tensor": 1}, 64, SMALL_LENGTH)}
 """On a torus over which XLA by itself scatters no sum."""
-EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED | SQUARE
+EXPERTS = {
+    f"mixtral on {target}": Program(
+        json.dumps({**json.loads(LARGER), "model_type": "mixtral", "intermediate_size": 2048, "num_local_experts": 8}),
+        target,
+        {"data": 1, "fsdp": 64, "tensor": 1},
+        64,
+        SMALL_LENGTH,
+    )
+    for target in ("8*h100:8", "v6e:8x8")
+}
+"""Of many devices, for which experts are cut within each."""
+EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED | SQUARE | EXPERTS
 
 
 def asked(program: Program) -> dict[str, Any]:
@@ -176,6 +188,7 @@ def compiled(program: Program) -> dict[str, object]:
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(option.workload.abstract)),
         "predicted_memory": option.memory.total,
         "moved": moved,
+        "sent": sum(sent_bytes(Collective(**one), program.mesh) for one in found["collectives"]),
         **{key: found[key] for key in ("memory", "host", "overlapped", "attention", "launches", "too_large")},
     }
 

@@ -40,7 +40,7 @@ from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option, options
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.targets.roofline import planned_events
-from redco_cli.planning.targets.speed import forward_products
+from redco_cli.planning.targets.speed import forward_of
 from redco_cli.planning.workload import find_workload
 from redco_cli.sharding.compiled.events import to_json
 from tests.chips.programs import digest_of
@@ -179,7 +179,7 @@ def foreseen(step: Step) -> dict[str, Any]:
     """A step by its plan, which needs no compiler."""
     with targeting(step.chips):
         option = planned(step)
-        products = forward_products(option.workload)
+        products = forward_of(option.workload).products
         return {
             "flops": PASSES * products.flops,
             "fits by the plan": option.fits(step.chips.chip.usable),

@@ -15,7 +15,18 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.chips.programs import BUDGETED, REPLICATED, RESULTS, SMALL_BATCH, SMALL_LENGTH, SQUARE, TINY, fingerprint
+from tests.chips.programs import (
+    BUDGETED,
+    EVERY,
+    EXPERTS,
+    REPLICATED,
+    RESULTS,
+    SMALL_BATCH,
+    SMALL_LENGTH,
+    SQUARE,
+    TINY,
+    fingerprint,
+)
 
 FOUND = json.loads(RESULTS.read_text())
 FEATURES, BFLOAT16 = 256, 2
@@ -84,8 +95,17 @@ def test_gradients_are_scattered_over_a_square_torus_too(name):
     assert FOUND[name]["moved"]["reduce-scatter over fsdp"] == pytest.approx((1 / 8 + 1 / 64) * parameters, rel=0.02)
 
 
+@pytest.mark.parametrize(("name", "arrives"), [*zip(EXPERTS, (1 / 64, 1 / 8 + 1 / 64), strict=True)])
+def test_gradients_of_experts_are_scattered_too(name, arrives):
+    """Though a branch has products with them, too; on the torus along rings. For the rest see the test above."""
+    moved, parameters = FOUND[name]["moved"], FOUND[name]["parameters"] * BFLOAT16
+    assert moved["reduce-scatter over fsdp"] == pytest.approx(arrives * parameters, rel=0.03)
+    assert moved["all-gather over fsdp"] < 2 * parameters
+    assert FOUND[name]["sent"] < 3 * parameters
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUDGETED | REPLICATED | SQUARE)
+@pytest.mark.parametrize("name", BUDGETED | REPLICATED | SQUARE | EXPERTS)
 def test_the_program_is_the_one_that_was_compiled(name):
-    program = (BUDGETED | REPLICATED | SQUARE)[name]
+    program = EVERY[name]
     assert FOUND[name]["fingerprint"] == fingerprint(program), "run make test-chips, and commit results.json"

@@ -1,8 +1,9 @@
 """An MLP for each token among many: every token reaches all the experts that its router chose, none is dropped.
 
 How many tokens an expert gets is known only when the program runs, and shapes must be known before. So an expert has
-room for somewhat more than its even share of each row's tokens; where one gets more, the layer falls back to more room,
-and at last to every expert computing all tokens, those that did not choose it counting nothing. Rows stay by
+room for somewhat more than its even share of each row's tokens. Where one gets more, a branch that is usually not taken
+computes those that are left: with more room, and at last every expert all tokens, those that did not choose it counting
+nothing. What is usual stands outside of any branch, where compilers move weights and gradients beside it. Rows stay by
 themselves, so that a batch that is split over devices stays where it is. `jax.lax.ragged_dot` does the same work with
 any distribution on TPU, and elsewhere takes X copies of the tokens.
 
@@ -11,8 +12,12 @@ Shapes: B batch, S sequence, E hidden size, X experts, N experts per token, C to
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,12 +27,34 @@ import jax.numpy as jnp
 
 from redco_cli.models.decoder.config import DecoderConfig, ExpertsConfig
 from redco_cli.models.decoder.layers import ACTIVATIONS, Dense, Mlp
+from redco_cli.sharding.program.marks import usually
 
 Array = Any
 Gating = Callable[[Array, Array], Array]
 _CLAMPED_SLOPE = 1.702
 _ROOM = (2.0, 6.0)
-"""Even shares that an expert has room for, before it computes all tokens."""
+"""Even shares that an expert has room for, in the usual case and before it computes all tokens."""
+
+
+@dataclass
+class Met:
+    """Whether there are experts in what was traced."""
+
+    met: bool = False
+
+
+_EVENLY: ContextVar[Met | None] = ContextVar("evenly", default=None)
+
+
+@contextlib.contextmanager
+def evenly_chosen() -> Iterator[Met]:
+    """What is traced in this context has experts with even shares, and room for no more: to count what they need."""
+    met = Met()
+    token = _EVENLY.set(met)
+    try:
+        yield met
+    finally:
+        _EVENLY.reset(token)
 
 
 class Kernels(NamedTuple):
@@ -119,35 +146,44 @@ def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, gating: Gating
     """
     count, length = kernels.gate.shape[0], x.shape[1]
     even = length * chosen.shape[-1] / count
-    rooms = [room for share in _ROOM if (room := math.ceil(share * even)) < length]
+    evenly = _EVENLY.get()
+    if evenly is not None:
+        evenly.met = True
+    rooms = [room for share in (_ROOM if evenly is None else (1.0,)) if (room := math.ceil(share * even)) < length]
     took = jnp.zeros((*x.shape[:2], count), jnp.int32)
     took = jnp.put_along_axis(took, chosen, 1, axis=-1, inplace=False)
     turns = jnp.cumsum(took, axis=1)  # how many tokens of the row an expert has got
     place = jnp.take_along_axis(turns, chosen, axis=-1) - 1
-    ways = [*(partial(_with_room, gating=gating, room=room) for room in rooms), partial(_all_by_all, gating=gating)]
-    way = sum((turns[:, -1].max() > room).astype(jnp.int32) for room in rooms)
+    steps = [partial(_with_room, gating=gating, first=a, room=b - a) for a, b in itertools.pairwise([0, *rooms])]
+    rest = partial(_all_by_all, gating=gating, first=min(rooms, default=0))
+    way = usually(sum((turns[:, -1].max() > room).astype(jnp.int32) for room in rooms), 0) if rooms else 0
 
     @jax.checkpoint
     def run(x: Array, kernels: Kernels, shares: Array) -> Array:
-        return (
-            jax.lax.switch(way, ways, x, kernels, shares, chosen, place)
-            if rooms
-            else ways[0](x, kernels, shares, chosen, place)
-        )
+        given = x, kernels, shares, chosen, place
+        if not rooms:
+            return rest(*given)
+        return steps[0](*given) + jax.lax.switch(way, [_nothing, *map(jax.checkpoint, (*steps[1:], rest))], *given)
 
     return run(x, kernels, shares)
 
 
+def _nothing(x: Array, *_: Any) -> Array:
+    return jnp.zeros_like(x)
+
+
 def _with_room(
-    x: Array, kernels: Kernels, shares: Array, chosen: Array, place: Array, *, gating: Gating, room: int
+    x: Array, kernels: Kernels, shares: Array, chosen: Array, place: Array, *, gating: Gating, first: int, room: int
 ) -> Array:
-    """Every expert computes `room` tokens of a row; `place` [B, S, N] is where in its expert's room a token stands."""
+    """Every expert computes `room` tokens of a row, from the one on that is its `first`; see `place` [B, S, N]."""
     batch, length, width = x.shape
     count = kernels.gate.shape[0]
-    slots = (chosen * room + place).reshape(batch, -1)  # [B, S * N], among X * C
+    is_mine = (place >= first) & (place < first + room)
+    shares = jnp.where(is_mine, shares, 0)
+    slots = jnp.where(is_mine, chosen * room + place - first, count * room).reshape(batch, -1)  # [B, S * N]
     tokens = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], chosen.shape[1:]).reshape(1, -1)
     source = jnp.zeros((batch, count * room), jnp.int32)
-    source = jnp.put_along_axis(source, slots, tokens, axis=1, inplace=False)
+    source = jnp.put_along_axis(source, slots, tokens, axis=1, inplace=False, mode="drop")
     rows = jnp.take_along_axis(x, source[..., None], axis=1).reshape(batch, count, room, width)
 
     def project(equation: str, rows: Array, kernel: Array, bias: Array | None) -> Array:
@@ -160,12 +196,15 @@ def _with_room(
     )
     made = project("bxcf,xfe->bxce", gating(gate, up), kernels.down, kernels.down_bias)
     made = made.reshape(batch, count * room, width)
-    picked = jnp.take_along_axis(made, slots[..., None], axis=1).reshape(*chosen.shape, width)
+    picked = jnp.take_along_axis(made, slots[..., None], axis=1, mode="clip").reshape(*chosen.shape, width)
     return jnp.einsum("bsne,bsn->bse", picked, shares)
 
 
-def _all_by_all(x: Array, kernels: Kernels, shares: Array, chosen: Array, _place: Array, *, gating: Gating) -> Array:
-    """Every expert computes every token, one expert after the other."""
+def _all_by_all(
+    x: Array, kernels: Kernels, shares: Array, chosen: Array, place: Array, *, gating: Gating, first: int
+) -> Array:
+    """Every expert computes every token, one expert after the other; those count that are its `first` or after."""
+    shares = jnp.where(place >= first, shares, 0)
     batch, length, width = x.shape
     count = kernels.gate.shape[0]
     tokens = x.reshape(-1, width)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import jax
 
 from redco_cli.chips.speeds import CLOCKS, SPEEDS, peak
 from redco_cli.chips.target import Target
+from redco_cli.models.decoder.experts import evenly_chosen
 from redco_cli.planning.options import Option
 from redco_cli.planning.targets.roofline import FASTER, SLOWER, planned_events
 from redco_cli.planning.targets.seconds import StepTime, step_time
@@ -20,19 +22,37 @@ from redco_cli.sharding.program.flops import Products, count_products
 from redco_cli.training.state import partition
 
 
-def forward_products(workload: Workload) -> Products:
-    """The matrix products of a forward pass over the global batch, on all devices together."""
-    size = workload.micro_batch_size or workload.global_batch_size
-    key = jax.random.key(0)
-    with batch_sharded(1):
+@dataclass(frozen=True)
+class Forward:
+    """The matrix products of a forward pass over the global batch, on all devices together.
+
+    Attributes:
+        products: those that are computed.
+        needed: operations of those that the model needs: experts also compute what they have room for.
+    """
+
+    products: Products
+    needed: int
+
+
+def forward_of(workload: Workload) -> Forward:
+    """What a forward pass takes."""
+    size, key = workload.micro_batch_size or workload.global_batch_size, jax.random.key(0)
+
+    def count() -> Products:
         found = count_products(
             lambda variables, batch: workload.loss(variables, batch, key).sum, workload.abstract, workload.batch(size)
         )
-    return found * (workload.global_batch_size // size)
+        return found * (workload.global_batch_size // size)
+
+    with batch_sharded(1):
+        with evenly_chosen() as experts:
+            needed = count()
+        return Forward(count() if experts.met else needed, needed.flops)
 
 
 def compiled_speed(
-    events: Sequence[Event], option: Option, target: Target, products: Products, price: float | None
+    events: Sequence[Event], option: Option, target: Target, forward: Forward, price: float | None
 ) -> Speed:
     """The speed of a compiled step.
 
@@ -40,18 +60,18 @@ def compiled_speed(
         events: its timeline.
         option: the way that was compiled.
         target: the devices.
-        products: of its forward pass, see `forward_products`.
+        forward: what its forward pass takes.
         price: of a chip for an hour.
     """
-    return _speed("compiled", step_time(events, target), events, option, target, products, price)
+    return _speed("compiled", step_time(events, target), events, option, target, forward, price)
 
 
-def planned_speed(option: Option, target: Target, products: Products, price: float | None) -> Speed:
+def planned_speed(option: Option, target: Target, forward: Forward, price: float | None) -> Speed:
     """The speed of a step that was not compiled; see `compiled_speed`."""
-    events = planned_events(option, products, _passes(option.workload), target)
+    events = planned_events(option, forward.products, _passes(option.workload), target)
     found = step_time(events, target)
     wider = StepTime(found.low * FASTER, found.typical, found.high * SLOWER, found.terms, found.hidden)
-    return _speed("plan", wider, events, option, target, products, price)
+    return _speed("plan", wider, events, option, target, forward, price)
 
 
 def _speed(
@@ -60,19 +80,20 @@ def _speed(
     events: Sequence[Event],
     option: Option,
     target: Target,
-    products: Products,
+    forward: Forward,
     price: float | None,
 ) -> Speed:
     workload, chips = option.workload, target.devices // target.chip.of_a_chip
     passes = _passes(workload)
-    flops, most = passes * products.flops, peak(target.chip, _dtype(workload))
+    flops, most = passes * forward.needed, peak(target.chip, _dtype(workload))
     per_step = None if workload.seq_length is None else workload.global_batch_size * workload.seq_length
     tokens = None if per_step is None else per_step / found.typical
     cost = None if price is None else price * chips * found.typical / 3600
     formula = (
         f"MFU = {flops:.3g} FLOPs of the model / ({found.typical:.4g} s x {target.devices} devices x "
-        f"{most / 1e12:.4g} TFLOP/s); FLOPs = {passes:.3g} x {products.flops:.3g} of the matrix products forward, "
-        "attention without what its causal mask leaves out, recomputation not counted"
+        f"{most / 1e12:.4g} TFLOP/s); FLOPs = {passes:.3g} x {forward.needed:.3g} of the matrix products forward, "
+        "attention without what its causal mask leaves out, experts without what they have room for, recomputation "
+        "not counted"
     )
     return Speed(
         basis=basis,

@@ -116,7 +116,7 @@ def sent_bytes(one: Collective, mesh: Mapping[str, int]) -> int:
         1400
     """
     over = one.axis.split("+") if one.axis else mesh
-    return ring_bytes(one.kind, one.bytes, math.prod(mesh[axis] for axis in over))
+    return ring_bytes(one.kind, one.bytes, one.devices or math.prod(mesh[axis] for axis in over))
 
 
 def to_json(events: Sequence[Event]) -> list[Any]:

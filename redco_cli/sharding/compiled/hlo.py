@@ -61,6 +61,10 @@ class Instruction:
         found = re.findall(r"\b" + _CALLED.format(attribute), self.attributes)
         return [name for several, one in found for name in re.findall(r"[\w.\-]+", several or one)]
 
+    def branches(self) -> list[str]:
+        """Names of a conditional's computations, in the order of their numbers; what is false is number 0."""
+        return self.called()[:: -1 if "true_computation=" in self.attributes else 1]
+
 
 Computation = Mapping[str, Instruction]
 """Instructions by name, in their order."""

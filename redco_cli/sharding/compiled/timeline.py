@@ -89,9 +89,7 @@ def _events(program: _Program, name: str) -> Iterator[Event]:
 
 
 def _branches(program: _Program, one: Instruction) -> Iterator[Event]:
-    names = one.called()
-    if "true_computation=" in one.attributes:
-        names.reverse()  # what is false is the branch of number 0
+    names = one.branches()
     found = [tuple(_events(program, each)) for each in names]
     if len(names) in program.shares:
         shares = program.shares[len(names)]

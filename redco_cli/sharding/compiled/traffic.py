@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from redco_cli.sharding.compiled.events import ring_bytes
 from redco_cli.sharding.compiled.hlo import HloModule, Instruction, parse, result_type, size_in_bytes, trip_count
 from redco_cli.sharding.compiled.schedule import SCATTERED, is_overlapped, is_step
 
@@ -40,6 +41,7 @@ class CompiledCollective:
         trip_count_known: False when it stands in a loop whose trip count is not in the text: such a loop counts once.
         source: where in the program it comes from, the `op_name` that JAX recorded.
         overlapped: a matrix product or attention runs while it moves its bytes.
+        devices: how many take part in one; 0 where it is not known.
     """
 
     kind: str
@@ -50,17 +52,26 @@ class CompiledCollective:
     trip_count_known: bool
     source: str
     overlapped: bool = False
+    devices: int = 0
+
+    @property
+    def sent(self) -> int:
+        """Bytes that each device sends for all of them, in a ring."""
+        return self.count * ring_bytes(self.kind, self.bytes, self.devices)
 
 
-def compiled_collectives(compiled: Any, mesh: Mapping[str, int] | None = None) -> tuple[CompiledCollective, ...]:
+def compiled_collectives(
+    compiled: Any, mesh: Mapping[str, int] | None = None, shares: Mapping[int, Sequence[float]] | None = None
+) -> tuple[CompiledCollective, ...]:
     """The collectives of a program, in the order of its text, those of called computations where they are called.
 
-    Of the branches of a conditional, the one that moves most stands for all. Collectives among a single device move
-    nothing and are left out.
+    Of the branches of a conditional that are ever taken, the one that moves most stands for all. Collectives among a
+    single device move nothing and are left out.
 
     Args:
         compiled: what `jax.jit(f).lower(...).compile()` returns, or the text of an optimised HLO module.
         mesh: axis to size, in the order of the mesh that the program was compiled for; names the axes of the result.
+        shares: how often each branch is taken, by the number of branches; see `program.branches`.
 
     Raises:
         ValueError: the program has device numbers that the mesh does not.
@@ -71,7 +82,7 @@ def compiled_collectives(compiled: Any, mesh: Mapping[str, int] | None = None) -
         ()
     """
     module = parse(compiled if isinstance(compiled, str) else compiled.as_text())
-    found = _of_computation(module, module.entry, _Repeats(1, True), dict(mesh or {}))
+    found = _of_computation(module, module.entry, _Repeats(1, True, dict(shares or {})), dict(mesh or {}))
     return tuple(found)
 
 
@@ -87,10 +98,11 @@ def total_bytes(moved: Iterable[CompiledCollective], *, loops: bool = True) -> i
 
 @dataclass(frozen=True)
 class _Repeats:
-    """How often a computation runs, and whether all loops around it have a known trip count."""
+    """How often a computation runs, whether all loops around it have a known trip count, and how often branches do."""
 
     times: int
     trip_count_known: bool
+    shares: Mapping[int, Sequence[float]]
 
     def inside(self, trips: int | None) -> _Repeats:
         if trips is None:
@@ -124,8 +136,10 @@ def _of_computation(
             yield from _of_computation(module, instruction.called("condition")[0], repeats.inside(condition), mesh)
             yield from _of_computation(module, instruction.called("body")[0], repeats.inside(number), mesh)
         elif instruction.opcode == "conditional":
-            branches = [list(_of_computation(module, one, repeats, mesh)) for one in instruction.called()]
-            yield from max(branches, key=total_bytes)
+            names = instruction.branches()
+            shares = repeats.shares.get(len(names), [1.0] * len(names))
+            taken = [name for name, share in zip(names, shares, strict=True) if share]
+            yield from max((list(_of_computation(module, one, repeats, mesh)) for one in taken), key=total_bytes)
         elif not instruction.opcode.endswith(("-done", "-update")):
             for one in instruction.called():
                 yield from _of_computation(module, one, repeats, mesh)
@@ -153,6 +167,7 @@ def _one(
         trip_count_known=repeats.trip_count_known,
         source=instruction.source,
         overlapped=overlapped,
+        devices=max(map(len, groups)),
     )
 
 

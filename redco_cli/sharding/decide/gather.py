@@ -43,7 +43,7 @@ class _Gathering:
     reshard_after_forward: bool
     examples: Examples
     casts: Mapping[Any, Any]
-    enters: frozenset[str] = frozenset()
+    enters: frozenset[str] = frozenset({"cond"})
     everywhere: bool = False
 
     def is_tracked(self, operand: Any) -> bool:

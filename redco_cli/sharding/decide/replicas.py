@@ -167,10 +167,10 @@ def _result_dim(equation: Any, at: int) -> int | None:
     """
     name, numbers = equation.primitive.name, equation.params.get("dimension_numbers")
     if name == "dot_general":
-        contracted, (batched, _) = numbers
-        if batched or 0 in contracted[1 - at]:
+        contracted, batched = numbers
+        if 0 in (*contracted[1 - at], *batched[1 - at]):
             return None
-        return 0 if at == 1 else equation.invars[0].aval.ndim - len(contracted[0])
+        return len(batched[0]) if at == 1 else equation.invars[0].aval.ndim - len(contracted[0])
     if name == "gather" and at == 0 and not numbers.operand_batching_dims and equation.invars[1].aval.ndim > 1:
         return min(set(range(equation.outvars[0].aval.ndim)) - set(numbers.offset_dims))
     return None

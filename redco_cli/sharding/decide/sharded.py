@@ -168,8 +168,9 @@ class Sharded:
         return replace(self, views=(*self.views, equation))
 
     def stacked(self) -> Any:
-        """Itself; whole where its layers are no longer its leading dim."""
-        return self.array() if self.views else self
+        """Itself; whole where its layers are no longer its leading dim, or are split."""
+        is_split = any(any(as_dims(spec)[:1]) for spec in (self.spec, self.gathered))
+        return self.array() if self.views or is_split else self
 
     def layer(self, arrays: Any) -> Sharded:
         """One layer of it."""

@@ -1,10 +1,10 @@
 """Rings of a torus: what a sum is scattered along one after the other, where a mesh axis spans several dims of one.
 
 XLA's compiler for TPUs (libtpu 0.0.42) scatters a sum over 2 x 4, 4 x 8 and 8 x 16 devices, as long as rows can be cut
-evenly. Over 4 x 4, 8 x 8 and 16 x 16, over three dims, and of rows of 128,256 numbers, it adds up all of it on every
-device, twice the bytes, and cuts its own part out. Scattered along the rings of one dim, then those of the next, each
-device is sent what is to become its own and no more. (Not so over 4 x 4: JAX orders these devices along one ring that
-winds through all of them, and their parts are not in the order of any dim.)
+evenly. Over 4 x 4, 8 x 8 and 16 x 16, over three dims of v5p, and of rows of 128,256 numbers, it adds up all of it on
+every device, twice the bytes, and cuts its own part out. Scattered along the rings of one dim, then those of the next,
+each device is sent what is to become its own and no more. (Not so over 4 x 4: JAX orders these devices along one ring
+that winds through all of them, and their parts are not in the order of any dim.)
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -35,6 +36,10 @@ def scatter_sum(x: Any, mesh: Mesh, axis: str, dim: int) -> Any:
         axis: of the mesh.
         dim: of the array, cut in as many parts as the axis has devices, in their order.
     """
+    if x.ndim > 2:  # of three dims libtpu 0.0.42 scatters some one at a time, and fails at others
+        rows = jnp.moveaxis(x, dim, 0)
+        rows, shape = rows.reshape(-1, rows.shape[-1]), rows.shape
+        return jnp.moveaxis(scatter_sum(rows, mesh, axis, 0).reshape(-1, *shape[1:]), 0, dim)
     for groups in rings_for(mesh, axis, x.shape[-1]) or (None,):
         x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
     return x
@@ -73,7 +78,7 @@ def _is_scattered_at_once(sizes: Sequence[int], row: int) -> bool:
 
 
 def _rings(devices: Sequence[Any]) -> tuple[Rings, ...]:
-    if not all(hasattr(one, "coords") for one in devices):
+    if not all(one.platform == "tpu" and hasattr(one, "coords") for one in devices):  # GPUs may have them, too
         return ()
     coords = np.array([one.coords for one in devices])
     dims = [dim for dim in range(coords.shape[1]) if len({*coords[:, dim]}) > 1]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, DimShardings, as_dims
+from redco_cli.sharding.predict.branches import scattered_in_branches
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.liveness import timeline
 from redco_cli.sharding.predict.operations import FlatProgram
@@ -197,8 +198,8 @@ def estimate(
     given = flat.inputs[len(used) :]
     over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)
     splits = propagate(flat, [*used, *over_batch])
-    sizes = np.array(shard_bytes(flat, splits, mesh), np.float64)
     local = _bytes_each(traced.leaves, lives, mesh)
+    sizes = scattered_in_branches(flat, np.array(shard_bytes(flat, splits, mesh), np.float64), local)
     trained = local[: traced.trained]
     own = sizes[line.arrays]
     _keep_in_shards(flat, line, own, used, local, config)

@@ -1,4 +1,5 @@
-"""How often each branch of a program is taken, where data do not decide that: layers whose windows differ, say.
+"""How often each branch of a program is taken, where data do not decide that, layers whose windows differ, say; or the
+program says which one it usually is.
 
 A program is run with what it knows without its arguments, which is little and cheap: constants, counters of loops, what
 loops over layers take from such arrays, and small arrays that are computed from them.
@@ -13,6 +14,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
+
+from redco_cli.sharding.program.marks import usual_branch
 
 _SMALL = 4096
 """Elements of an array up to which it is computed."""
@@ -76,6 +79,9 @@ def _results(equation: Any, given: list[Any], taken: dict[int, list[int] | None]
     name, params = equation.primitive.name, equation.params
     if name == "cond":
         return _branch(equation, given, taken)
+    usual = usual_branch(equation)
+    if usual is not None:
+        return [usual]
     if name == "scan":
         return _loop(equation, given, taken) if _has_branches(params["jaxpr"].jaxpr) else unknown
     inner = next((params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr") if key in params), None)

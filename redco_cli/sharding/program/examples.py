@@ -71,6 +71,10 @@ def _through(equation: Any, operands: list[bool], found: set[Any]) -> list[bool]
                 return results
             operands = [*operands[:first], *now, *operands[first + carried :]]
     count = len(equation.outvars)
+    if equation.primitive.name == "cond":
+        which, *given = operands
+        branches = [_follow(jaxpr, given, found) for jaxpr in inside]
+        return [which or any(of_one) for of_one in zip(*branches, strict=True)]
     if len(inside) == 1 and (len(inside[0].invars), len(inside[0].outvars)) == (len(operands), count):
         return _follow(inside[0], operands, found)
     for jaxpr in inside:

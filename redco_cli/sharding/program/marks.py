@@ -12,6 +12,7 @@ from redco_cli.sharding.program.events import Value
 from redco_cli.sharding.program.walk import Walk, rule, viewed
 
 _WHOLE = "redco: whole dim "
+_USUALLY = "redco: usually "
 
 
 def keep_whole(x: Any, dim: int) -> Any:
@@ -29,6 +30,27 @@ def keep_whole(x: Any, dim: int) -> Any:
     [[False], [True]]
     """
     return checkpoint_name(x, f"{_WHOLE}{dim % x.ndim}")
+
+
+def usually(index: Any, branch: int) -> Any:
+    """The same index of a branch, marked with what it is in the usual case.
+
+    What a conditional on it costs is what that branch costs, wherever that is asked.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from redco_cli.sharding.program.branches import branch_shares
+    >>> def clipped(x):
+    ...     return jax.lax.cond(usually(x.max() > 1e3, 0), lambda x: x / x.max(), lambda x: x, x)
+    >>> list(branch_shares(jax.make_jaxpr(clipped)(jnp.zeros(4))).values())
+    [(1.0, 0.0)]
+    """
+    return checkpoint_name(index, f"{_USUALLY}{branch}")
+
+
+def usual_branch(equation: Any) -> int | None:
+    """The branch that an equation marks as the usual one; None for any other equation."""
+    name = equation.params.get("name") if equation.primitive.name == "name" else None
+    return int(name.removeprefix(_USUALLY)) if name and name.startswith(_USUALLY) else None
 
 
 @rule("name")

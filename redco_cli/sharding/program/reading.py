@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.program import indexing, marks, primitives, shard_map  # noqa: F401  rules register themselves
+from redco_cli.sharding.program.branches import branch_shares
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Use, Value
 from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.walk import Walk
@@ -163,7 +164,7 @@ def parameters_only(params: Any) -> Reading:
 def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
     leaves, treedef = jax.tree.flatten_with_path(params)
     paths = ["/".join(_key(key) for key in path) for path, _ in leaves]
-    walk = Walk(casts(closed))
+    walk = Walk(casts(closed), branch_shares(closed))
     arguments = [
         Value(fresh_dims(leaf.shape), requires_grad=True, from_batch=False, path=path, origin=path)
         for path, (_, leaf) in zip(paths, leaves, strict=True)

@@ -6,8 +6,9 @@ that hold programs themselves. Loops run once over their body: what a carry is b
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -20,6 +21,7 @@ from redco_cli.sharding.program.events import (
     RowLookup,
     Use,
     Value,
+    bytes_moved,
     itemsize,
 )
 from redco_cli.sharding.program.reference import reference_jaxpr
@@ -57,13 +59,17 @@ class Walk:
         devices: inside a `shard_map`, mesh axis to the dim along it.
         by_hand: factors of weights that a `shard_map` splits.
         casts: in what other precision rows are used that are looked up, by their variable.
+        shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
         recomputes: inside what the backward pass computes once more.
         unknown: primitives that were not understood, and how often they met a gradient.
     """
 
-    def __init__(self, casts: Mapping[Any, Any] | None = None) -> None:
-        """Nothing is known yet, but what `lookups.casts` found."""
+    def __init__(
+        self, casts: Mapping[Any, Any] | None = None, shares: Mapping[int, Sequence[float]] | None = None
+    ) -> None:
+        """Nothing is known yet, but what `lookups.casts` and `branches.branch_shares` found."""
         self.casts = casts or {}
+        self.shares = shares or {}
         self.collectives: list[PossibleCollective] = []
         self.arrays: set[tuple[Dim, ...]] = set()
         self.activation_products: list[ActivationProduct] = []
@@ -138,20 +144,13 @@ class Walk:
         if operand.requires_grad:
             self.may_need("all-reduce", dims, operand, aval, f"gradient of {what}")
 
-    def repeated(self, times: int) -> _Repeated:
+    @contextlib.contextmanager
+    def repeated(self, times: float) -> Iterator[None]:
         """While the context is open, everything happens `times` times."""
-        return _Repeated(self, times)
-
-
-class _Repeated:
-    def __init__(self, walk: Walk, times: int) -> None:
-        self._walk, self._times = walk, times
-
-    def __enter__(self) -> None:
-        self._walk._times *= self._times
-
-    def __exit__(self, *_: object) -> None:
-        self._walk._times //= self._times
+        outside = self._times
+        self._times = round(outside * times)
+        yield
+        self._times = outside
 
 
 def constant(aval: Any) -> Value:
@@ -239,7 +238,16 @@ def _settled(body: Any, carried: list[Value], consts: Sequence[Value], slices: S
 
 @rule("cond")
 def _cond(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    results, *others = (walk.closed(branch, operands[1:]) for branch in equation.params["branches"])
-    for other in others:
-        results = [unify_values(a, b) for a, b in zip(results, other, strict=True)]
+    """Each branch as often as it is taken; where that is not known, the one that may move most stands for all."""
+    branches, before = equation.params["branches"], walk.collectives
+    shares, found = walk.shares.get(id(equation)), []
+    results: list[Value] = []
+    for number, branch in enumerate(branches):
+        walk.collectives = []
+        with walk.repeated(1 if shares is None else shares[number]):
+            other = walk.closed(branch, operands[1:])
+        results = [unify_values(a, b) for a, b in zip(results, other, strict=True)] if number else other
+        found.append(walk.collectives)
+    most = max(found, key=lambda events: sum(one.count * bytes_moved(one, {}) for one in events))
+    walk.collectives = before + (most if shares is None else [one for events in found for one in events if one.count])
     return results

@@ -221,6 +221,55 @@ def test_a_large_gradient_that_cannot_be_taken_apart_is_scattered_over_both_axes
     assert [(one.axes, one.bytes) for one in moved if one.axes == ("data",)] == [(("data",), w.nbytes // 4)]
 
 
+def experts(w, x):
+    """Each of four [16, 16] on rows of its own, x [B, 4, C, 16]; where sums are large, one after another once more."""
+
+    def once_more():
+        return jax.lax.scan(lambda sum_, one: (sum_ + layer(x[:, 0], one), None), jnp.zeros_like(x[:, 0]), w)[0]
+
+    usual = jnp.tanh(jnp.einsum("bxce,xef->bxcf", x, w)).sum(1)
+    return usual + jax.lax.cond(x.sum() > 0, once_more, lambda: jnp.zeros_like(usual))
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["taken", "not taken"])
+@pytest.mark.parametrize(
+    ("stored", "used"),
+    [
+        (P(None, "fsdp", "tensor"), P(None, None, "tensor")),
+        (P("fsdp", None, "tensor"), P(None, None, "tensor")),
+        (P("tensor", "fsdp"), P("tensor")),
+    ],
+    ids=["in a dim of each", "as whole experts", "whole ones over tensor"],
+)
+@pytest.mark.parametrize("mesh", [MESH, CUBE], ids=["fsdp", "cube"])
+def test_experts_in_a_branch_too(mesh, stored, used, sign):
+    x = draw(8, 4, 2, 16, seed=1)
+    given = np.abs(x) * sign
+    found, right = on_mesh(experts, draw(4, 16, 16), given, specs=stored, gathered=used, mesh=mesh)
+    approximately(found, right)
+    _, found, right = in_parts(experts, draw(4, 16, 16), given, specs=stored, gathered=used, mesh=mesh)
+    approximately(found, right)
+
+
+def test_what_is_used_in_a_branch_is_moved_in_it():
+    """And gradients of products that several experts have of their own are scattered."""
+    mesh = {"data": 1, "fsdp": 8, "tensor": 1}
+    devices = device_mesh(mesh)
+    w, x = draw(4, 16, 16), draw(8, 4, 2, 16, seed=1)
+    spec, whole = P(None, "fsdp"), NamedSharding(devices, P("fsdp"))
+    gathers = gathering(experts, spec, P(), devices)
+    place = NamedSharding(devices, spec)
+    step = jax.jit(jax.grad(lambda w, x: gathers(w, x).sum()), in_shardings=(place, whole), out_shardings=place)
+    text = step.lower(w, x).compile().as_text()
+    usually = compiled_collectives(text, mesh, {2: (1.0, 0.0)})
+    assert sorted((one.kind, one.bytes) for one in usually if one.bytes >= w.nbytes // 8) == [
+        ("all-gather", w.nbytes),
+        ("reduce-scatter", w.nbytes // 8),
+    ]
+    at_worst = compiled_collectives(text, mesh)
+    assert sum(one.sent for one in at_worst) > 1.5 * sum(one.sent for one in usually)
+
+
 LOOKUPS = {
     "rows": lambda table, at: jnp.tanh(table[at]),
     "rows of rows": lambda table, at: jnp.tanh(table[at.reshape(8, 2, 2)]).sum((1, 2)),

@@ -16,14 +16,15 @@ from redco_cli.sharding.plan import FSDP
 class Chip:
     coords: tuple[int, ...]
     slice_index: int = 0
+    platform: str = "tpu"
 
 
-def mesh_of(sizes, axes=None, slices=1):
+def mesh_of(sizes, axes=None, slices=1, platform="tpu"):
     """Something like a mesh: devices of slices of these sizes, in the order of their coordinates."""
     devices = np.empty((slices, int(np.prod(sizes))), object)
     for number in range(slices):
         for place, coords in enumerate(np.ndindex(*sizes)):
-            devices[number, place] = Chip(coords, number)
+            devices[number, place] = Chip(coords, number, platform)
     axes = axes or {"data": slices, "fsdp": devices.shape[1]}
     return SimpleNamespace(devices=devices.reshape(tuple(axes.values())), axis_names=tuple(axes), shape=axes)
 
@@ -57,9 +58,9 @@ def test_each_slice_has_its_rings():
     [
         mesh_of((4, 4), {"fsdp": 8, "tensor": 2}),
         mesh_of((4, 4), {"fsdp": 32}, slices=2),
-        SimpleNamespace(devices=np.arange(16), axis_names=("fsdp",), shape={"fsdp": 16}),
+        mesh_of((8, 8), platform="gpu"),
     ],
-    ids=["part of a slice", "over slices", "no torus"],
+    ids=["part of a slice", "over slices", "GPUs that have coordinates"],
 )
 def test_an_axis_that_is_no_whole_slice_has_none(mesh):
     assert torus.rings_for(mesh, FSDP, 1024) == ()

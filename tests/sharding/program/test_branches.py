@@ -6,6 +6,8 @@ import pytest
 
 from redco_cli.sharding.program.branches import branch_shares, by_number
 from redco_cli.sharding.program.flops import count_products
+from redco_cli.sharding.program.marks import usually
+from redco_cli.sharding.program.reading import read
 
 X, W = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 16), jnp.float32)
 ONE = 2 * 8 * 16 * 16
@@ -50,3 +52,28 @@ def test_conditionals_that_differ_have_no_share_in_common():
     traced = jax.make_jaxpr(both)(X, W)
     assert sorted(branch_shares(traced).values()) == [(0.5, 0.5), (0.75, 0.25)]
     assert by_number(traced) == {}
+
+
+def products(index, w, x):
+    """Nothing, one product or two, each of which sums over the axis of `w` that the one before made."""
+
+    def one(x):
+        return (x @ w) @ w.T
+
+    return jax.lax.switch(index, (lambda x: x, one, lambda x: one(one(x))), x)
+
+
+@pytest.mark.parametrize(
+    ("index", "count"),
+    [
+        (lambda x: x.sum().astype(int), 2),
+        (lambda x: usually(x.sum().astype(int), 0), 0),
+        (lambda x: usually(x.sum().astype(int), 1), 1),
+        (lambda _: 1, 1),
+    ],
+    ids=["not known: the dearest", "usually none", "usually one", "always one"],
+)
+def test_what_would_be_moved_is_that_of_the_branches_that_are_taken(index, count):
+    reading = read(lambda w, x: products(index(x), w, x).sum(), jnp.zeros((16, 8)), jnp.zeros((4, 16)))
+    sums = [one for one in reading.collectives if one.kind == "all-reduce" and len(one.moved) == 2 and one.of is None]
+    assert sum(one.count for one in sums if one.moved[1][0].size == 16) == count
