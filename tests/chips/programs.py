@@ -39,6 +39,7 @@ SOURCES = (
     *(
         "sharding/decide/gather.py",
         "sharding/decide/sharded.py",
+        "sharding/decide/conditionals.py",
         "sharding/decide/replicas.py",
         "sharding/decide/torus.py",
     ),

@@ -15,6 +15,7 @@ from redco_cli.sharding import Plan
 from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives
 from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.plan import BATCH_AXES
+from redco_cli.sharding.program.branches import by_number
 from tests.sharding.measure import QUICKLY, device_mesh
 from tests.sharding.programs.catalogue import program
 
@@ -90,7 +91,7 @@ def attempt(
     return Trial(
         float(abs(found_loss - loss) / abs(loss)),
         errors(gradients, found),
-        compiled_collectives(step, plan.mesh),
+        compiled_collectives(step, plan.mesh, by_number(jax.make_jaxpr(loss_fn)(params, batch))),
         temporary,
     )
 

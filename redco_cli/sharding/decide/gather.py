@@ -19,13 +19,14 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from redco_cli.sharding.decide.conditionals import is_rematerialised, rematerialised_switch
 from redco_cli.sharding.decide.replicas import is_product, is_spread, product, spread
 from redco_cli.sharding.decide.rows import looked_up, moves_rows
 from redco_cli.sharding.decide.sharded import Apart, Sharded
 from redco_cli.sharding.plan import AXES, BATCH_AXES, FSDP, TENSOR, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
-from redco_cli.sharding.program.rewrite import bind, rewritten
+from redco_cli.sharding.program.rewrite import bind, conditional, rewritten
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class _Gathering:
     reshard_after_forward: bool
     examples: Examples
     casts: Mapping[Any, Any]
-    enters: frozenset[str] = frozenset({"cond"})
+    enters: frozenset[str] = frozenset()
     everywhere: bool = False
 
     def is_tracked(self, operand: Any) -> bool:
@@ -54,6 +55,9 @@ class _Gathering:
         """An equation on whole parameters; a name is none."""
         if equation.primitive.name == "name" and isinstance(operands[0], Sharded):
             return [operands[0].viewed(equation)]
+        if equation.primitive.name == "cond" and any(map(self.is_tracked, operands)):
+            switch = rematerialised_switch if is_rematerialised(equation) else jax.lax.switch
+            return conditional(equation.params, operands, self, switch)
         if moves_rows(equation, operands, self.examples):
             rows = equation.outvars[0]
             return [looked_up(equation, operands[0], operands[1], self.casts.get(rows, rows.aval.dtype))]

@@ -123,7 +123,7 @@ def _apply(equation: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequ
         if name == "scan":
             return _scan(params, operands, rewriting)
         if name in rewriting.enters:
-            return {"cond": _cond, "while": _while}[name](params, operands, rewriting)
+            return {"cond": conditional, "while": _while}[name](params, operands, rewriting)
         if tracked and name in VIEWS and len(operands) == 1:
             return [operands[0].viewed(equation)]
     return rewriting.use(equation, operands)
@@ -183,8 +183,17 @@ def _while(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequen
     return list(jax.lax.while_loop(goes_on, body, carried))
 
 
-def _cond(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
-    """Each branch uses them by itself."""
+def conditional(
+    params: Any, operands: Sequence[Any], rewriting: Rewriting, switch: Callable[..., Any] = jax.lax.switch
+) -> Sequence[Any]:
+    """The results of a conditional, each of whose branches uses tracked parameters by itself.
+
+    Args:
+        params: of its equation.
+        operands: the number of the branch, and what that is given.
+        rewriting: what happens at each use.
+        switch: runs one of several functions on arrays.
+    """
     which, *given = operands
 
     def branch(inner: Any) -> Callable[..., list[Any]]:
@@ -195,4 +204,4 @@ def _cond(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequenc
         return run
 
     branches = [branch(inner) for inner in params["branches"]]
-    return list(jax.lax.switch(which, branches, *_taken_along(given, rewriting)))
+    return list(switch(which, branches, *_taken_along(given, rewriting)))

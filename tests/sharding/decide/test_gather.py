@@ -1,6 +1,7 @@
 """Gathering parameters where they are used: the same numbers whatever a program does with them, and no more moved."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -221,14 +222,16 @@ def test_a_large_gradient_that_cannot_be_taken_apart_is_scattered_over_both_axes
     assert [(one.axes, one.bytes) for one in moved if one.axes == ("data",)] == [(("data",), w.nbytes // 4)]
 
 
-def experts(w, x):
+def experts(w, x, remat=False):
     """Each of four [16, 16] on rows of its own, x [B, 4, C, 16]; where sums are large, one after another once more."""
 
-    def once_more():
+    def once_more(x, w):
         return jax.lax.scan(lambda sum_, one: (sum_ + layer(x[:, 0], one), None), jnp.zeros_like(x[:, 0]), w)[0]
 
     usual = jnp.tanh(jnp.einsum("bxce,xef->bxcf", x, w)).sum(1)
-    return usual + jax.lax.cond(x.sum() > 0, once_more, lambda: jnp.zeros_like(usual))
+    if remat:
+        once_more = jax.checkpoint(once_more)
+    return usual + jax.lax.cond(x.sum() > 0, once_more, lambda x, _: jnp.zeros_like(usual), x, w)
 
 
 @pytest.mark.parametrize("sign", [1, -1], ids=["taken", "not taken"])
@@ -242,12 +245,13 @@ def experts(w, x):
     ids=["in a dim of each", "as whole experts", "whole ones over tensor"],
 )
 @pytest.mark.parametrize("mesh", [MESH, CUBE], ids=["fsdp", "cube"])
-def test_experts_in_a_branch_too(mesh, stored, used, sign):
-    x = draw(8, 4, 2, 16, seed=1)
+@pytest.mark.parametrize("remat", [True, False], ids=["computed once more", "kept"])
+def test_experts_in_a_branch_too(mesh, stored, used, sign, remat):
+    x, function = draw(8, 4, 2, 16, seed=1), partial(experts, remat=remat)
     given = np.abs(x) * sign
-    found, right = on_mesh(experts, draw(4, 16, 16), given, specs=stored, gathered=used, mesh=mesh)
+    found, right = on_mesh(function, draw(4, 16, 16), given, specs=stored, gathered=used, mesh=mesh)
     approximately(found, right)
-    _, found, right = in_parts(experts, draw(4, 16, 16), given, specs=stored, gathered=used, mesh=mesh)
+    _, found, right = in_parts(function, draw(4, 16, 16), given, specs=stored, gathered=used, mesh=mesh)
     approximately(found, right)
 
 
@@ -261,6 +265,7 @@ def test_what_is_used_in_a_branch_is_moved_in_it():
     place = NamedSharding(devices, spec)
     step = jax.jit(jax.grad(lambda w, x: gathers(w, x).sum()), in_shardings=(place, whole), out_shardings=place)
     text = step.lower(w, x).compile().as_text()
+    assert "conditional(" in text
     usually = compiled_collectives(text, mesh, {2: (1.0, 0.0)})
     assert sorted((one.kind, one.bytes) for one in usually if one.bytes >= w.nbytes // 8) == [
         ("all-gather", w.nbytes),
