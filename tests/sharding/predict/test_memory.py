@@ -1,10 +1,12 @@
 """Predicted memory of train steps, against what the compiler says of the same steps."""
 
 import dataclasses
+import math
 import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -12,6 +14,8 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.compiled.memory import compiled_memory
+from redco_cli.sharding.predict.branches import scattered_in_branches
+from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.memory import Array, StepConfig, TracedLoss, estimate
 from tests.sharding.programs.steps import MESHES, OPTIMIZER, Size, compile_step, model, plan
 from tests.sharding.shorthand import f32
@@ -292,3 +296,23 @@ def test_a_model_of_66_billion_parameters_takes_seconds():
     assert first.parameters == pytest.approx(66e9 * 4 / 64, rel=0.01)
     saved = 64 * 8 * 2048 * 9216 * 4  # at least what comes into each layer
     assert first.activations > saved
+
+
+def test_gradients_that_a_branch_gives_back_are_in_shards():
+    """Of a weight that is gathered in it, whose other branch has none; not what is no gradient of a weight."""
+
+    def loss(params, batch):
+        x = batch["x"]
+        once = jax.checkpoint(lambda w, x: x @ w)
+        used = jax.lax.cond(x.sum() > 0, once, lambda w, x: jnp.zeros_like(x), params["w"], x)
+        return (used**2).sum()
+
+    params, batch = {"w": jnp.zeros((64, 64))}, {"x": jnp.zeros((32, 64))}
+    flat = flatten(jax.make_jaxpr(jax.grad(loss))(params, batch), partitioned=True, upcast=False)
+    whole = np.array([math.prod(shape) * 4.0 for shape in flat.arrays.shapes])
+    found = scattered_in_branches(flat, whole, [64 * 64 * 4 // 8])
+    changed = {flat.arrays.shapes[place] for place in np.flatnonzero(found != whole)}
+    assert changed == {(64, 64)}
+    backward = [op for op in flat.ops if op.name == "cond"][-1]
+    given_back = [one for one in backward.results if flat.arrays.shapes[one] == (64, 64)]
+    assert found[given_back] == pytest.approx(whole[given_back] / 8)
