@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
+from redco_cli.sharding.predict.peak import Bytes
 
 Shape = tuple[int, ...]
-Bytes = NDArray[np.float64]
 
 
 def scattered_in_branches(flat: FlatProgram, sizes: Bytes, local: Sequence[int]) -> Bytes:
