@@ -45,7 +45,7 @@ class Devices:
         return REACHED * self.chip.flops.get(dtype, self.chip.flops["bfloat16"])
 
     @property
-    def fuses_operands(self) -> bool:
+    def tpu_backend(self) -> bool:
         """Whether products compute what is elementwise among their operands, as XLA has it for TPUs."""
         return self.chip is not None and self.chip.platform == "tpu"
 

@@ -112,8 +112,8 @@ class Planner:
     def option(self, plan: Plan, micro_batch_size: int, *, reshard_after_forward: bool) -> Option:
         """One way, with its figures."""
         passes = self.workload.passes(micro_batch_size)
-        eager, fuses = self._devices.eager, self._devices.fuses_operands
-        how = {"reshard_after_forward": reshard_after_forward, "copies_state": eager, "fuses_operands": fuses}
+        eager, tpu = self._devices.eager, self._devices.tpu_backend
+        how = {"reshard_after_forward": reshard_after_forward, "copies_state": eager, "tpu_backend": tpu}
         config = StepConfig(min(passes, 2), cpu_backend=eager, **how)
         memory = self._memory(plan, micro_batch_size, config)
         scale = self.workload.global_batch_size / self._size

@@ -94,6 +94,37 @@ MODELS = {
         512,
         "none",
     ),
+    "dinov2-large": (
+        json.dumps(
+            {
+                "model_type": "dinov2",
+                "hidden_size": 1024,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "image_size": 224,
+                "patch_size": 14,
+                "architectures": ["Dinov2ForImageClassification"],
+            }
+        ),
+        _FSDP,
+        256,
+        512,
+        "none",
+    ),
+    "beit-large": (
+        _large("beit", image_size=224, patch_size=16, architectures=["BeitForImageClassification"]),
+        _FSDP,
+        256,
+        512,
+        "none",
+    ),
+    "resnet-50": (
+        json.dumps({"model_type": "resnet", "architectures": ["ResNetForImageClassification"]}),
+        _FSDP,
+        256,
+        512,
+        "none",
+    ),
 }
 """A model, mesh, examples, tokens of each, and remat."""
 

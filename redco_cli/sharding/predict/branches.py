@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
 from redco_cli.sharding.predict.peak import Bytes
 
 Shape = tuple[int, ...]
 
 
-def scattered_in_branches(flat: FlatProgram, sizes: Bytes, local: Sequence[int]) -> Bytes:
+def scattered_in_branches(flat: FlatProgram, sizes: Sequence[int], local: Sequence[int]) -> Bytes:
     """Bytes of every array of a program, those of gradients that conditionals give back as they are in shards.
 
     Args:
@@ -27,7 +29,7 @@ def scattered_in_branches(flat: FlatProgram, sizes: Bytes, local: Sequence[int])
         if sizes[array] > size:  # of a whole one, or of a layer
             shape = flat.arrays.shapes[array]
             shares |= dict.fromkeys((shape, shape[1:]), size / sizes[array])
-    found = sizes.copy()
+    found = np.array(sizes, np.float64)
     if shares:
         _correct(flat.ops, flat.arrays.shapes, found, shares)
     return found

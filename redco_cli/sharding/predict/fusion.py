@@ -3,11 +3,14 @@
 A compiler fuses: most results are only ever elements on the way to another result. What is written out are products,
 convolutions, reductions, loops, and whatever these read; of the elementwise operations those that are expensive and
 read more than once. What is fused is computed from the arrays that it is made of.
-On a TPU products compute what is elementwise among their operands, and nothing elementwise is kept for being expensive.
+On chips a sum of arrays that is read more than once, as along a residual stream, is written where it is made, and kept
+in place of the last product in it. On a TPU products compute what is elementwise among their operands, and nothing
+elementwise is kept for being expensive but error functions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from redco_cli.sharding.predict.kernels import kernel_regions
@@ -19,6 +22,9 @@ STACK = "into_stack"
 _FUSED = CHEAP | EXPENSIVE | MOVES
 _MADE_AGAIN = frozenset({"random_bits"})
 """Fused too, but on a CPU: chips draw what drops elements once more in the backward pass."""
+_SUMS = frozenset({"add", "add_any"})
+_POLYNOMIALS = frozenset({"erf", "erfc", "erf_inv"})
+"""Some twenty operations for each element: too many to be computed once more, on a TPU too."""
 _MATRIX_UNIT = frozenset({"dot_general", "conv_general_dilated"})
 
 
@@ -43,7 +49,7 @@ class Fusion:
         flat: FlatProgram,
         *,
         kernels: bool,
-        fuses_operands: bool = False,
+        tpu_backend: bool = False,
     ) -> None:
         """Fuses.
 
@@ -53,9 +59,9 @@ class Fusion:
             flat: the program, or one around it.
             kernels: whether library kernels take in what lies around them, and narrow elements are written where they
                 are read more than once, as in XLA's CPU backend.
-            fuses_operands: whether products compute what is elementwise among their operands, as XLA has it for TPUs.
+            tpu_backend: whether products compute what is elementwise among their operands, as XLA has it for TPUs.
         """
-        self._kernels, self._fuses_operands, self._arrays = kernels, fuses_operands, flat.arrays
+        self._kernels, self._tpu_backend, self._arrays = kernels, tpu_backend, flat.arrays
         self._fused = _FUSED if kernels else _FUSED | _MADE_AGAIN
         self._base: dict[int, int] = {}
         self.ops: list[Op] = []
@@ -73,8 +79,11 @@ class Fusion:
                 self.users.setdefault(array, []).append(index)
         self.ends = {self.base(x) for x in outputs if x != LITERAL}
         self.region = kernel_regions(self) if kernels else {}
-        self.written = [self._is_written(index) for index in range(len(self.ops))]
-        self.reads = self._reads()
+        self.written: list[bool] = []
+        self.reads: list[tuple[int, ...]] = []
+        for index in range(len(self.ops)):
+            self.reads.append(self._read_by(index))
+            self.written.append(self._is_written(index))
 
     def base(self, array: int) -> int:
         """The array that another is a view of."""
@@ -87,8 +96,16 @@ class Fusion:
         array = op.results[0]
         users = self.users.get(array, [])
         narrow = self._kernels and op.name in CHEAP and self._arrays.dtypes[array] in NARROW
-        once = (op.name in EXPENSIVE and not self._fuses_operands) or narrow
+        kept = _POLYNOMIALS if self._tpu_backend else EXPENSIVE
+        once = op.name in kept or narrow or (not self._kernels and self._is_sum(index))
         return array in self.ends or (once and len(users) > 1) or not all(self._takes(index, user) for user in users)
+
+    def _is_sum(self, index: int) -> bool:
+        """Whether several arrays as large as itself are added up, as along a residual stream."""
+        if self.ops[index].name not in _SUMS:
+            return False
+        size = math.prod(self._arrays.shapes[self.ops[index].results[0]])
+        return sum(math.prod(self._arrays.shapes[array]) == size for array in self.reads[index]) > 1
 
     def _takes(self, index: int, user: int) -> bool:
         """Whether an operation computes the elements of an operand itself."""
@@ -97,27 +114,24 @@ class Fusion:
             return region == self.region.get(index)
         if self.ops[index].name in EXPENSIVE and name in ("broadcast_in_dim", "gather"):
             return False
-        if self._fuses_operands and name in _MATRIX_UNIT:
+        if self._tpu_backend and name in _MATRIX_UNIT:
             return True
         return self._is_fused(self.ops[user]) or name == STACK or (name in REDUCTIONS and not self._kernels)
 
     def _is_fused(self, op: Op) -> bool:
         """Whether nothing but elements comes of an operation: of a product that sums over nothing, too."""
         sums = op.name != "dot_general" or any(op.params["dimension_numbers"][0])
-        return op.name in self._fused or (self._fuses_operands and not sums)
+        return op.name in self._fused or (self._tpu_backend and not sums)
 
-    def _reads(self) -> list[tuple[int, ...]]:
-        reads: list[tuple[int, ...]] = []
-        for operands in self.operands:
-            found: dict[int, None] = {}
-            for array in operands:
-                index = self.maker.get(array)
-                if index is None or self.written[index]:
-                    found[array] = None
-                else:
-                    found.update(dict.fromkeys(reads[index]))
-            reads.append(tuple(found))
-        return reads
+    def _read_by(self, index: int) -> tuple[int, ...]:
+        found: dict[int, None] = {}
+        for array in self.operands[index]:
+            maker = self.maker.get(array)
+            if maker is None or self.written[maker]:
+                found[array] = None
+            else:
+                found.update(dict.fromkeys(self.reads[maker]))
+        return tuple(found)
 
     def results(self) -> set[int]:
         """Operations whose result is read in the end, if only in another place or precision."""

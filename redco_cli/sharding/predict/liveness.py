@@ -15,9 +15,7 @@ from redco_cli.sharding.predict.timelines import Cast, Loop, Reads, Timeline
 _IN_PLACE = ELEMENTWISE | {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice", "sort"}
 
 
-def timeline(
-    flat: FlatProgram, weights: Collection[int], *, cpu_backend: bool, fuses_operands: bool = False
-) -> Timeline:
+def timeline(flat: FlatProgram, weights: Collection[int], *, cpu_backend: bool, tpu_backend: bool = False) -> Timeline:
     """Plays a program.
 
     Args:
@@ -25,9 +23,9 @@ def timeline(
         weights: those of its inputs that are parameters.
         cpu_backend: whether everything is computed as soon as it can be, and library kernels take in what lies around
             them, as XLA has it on a CPU; otherwise in the order of the program.
-        fuses_operands: see `Fusion`.
+        tpu_backend: see `Fusion`.
     """
-    how = {"kernels": cpu_backend, "fuses_operands": fuses_operands}
+    how = {"kernels": cpu_backend, "tpu_backend": tpu_backend}
     fusion = Fusion(flat.ops, flat.outputs, flat, **how)
     return _Scheduler(flat, fusion, flat.inputs, weights, how).timeline(flat.outputs)
 
@@ -126,7 +124,7 @@ class _Scheduler:
 
     def _loops(self, time: int, op: Op, places: Mapping[int, int]) -> list[Loop]:
         if op.name != "scan":
-            how = {"cpu_backend": self._cpu_backend, "fuses_operands": self._how["fuses_operands"]}
+            how = {"cpu_backend": self._cpu_backend, "tpu_backend": self._how["tpu_backend"]}
             return [Loop(time, timeline(body, (), **how), ()) for body in op.bodies]
         body, carried = op.bodies[0], op.params["num_carry"]
         first = op.params["num_consts"] + carried

@@ -38,7 +38,8 @@ from redco_cli.sharding.predict.peak import (
     live_arrays,
     worst,
 )
-from redco_cli.sharding.predict.propagate import propagate, shard_bytes, shard_elements
+from redco_cli.sharding.predict.propagate import propagate
+from redco_cli.sharding.predict.splits import shard_bytes, shard_shape
 from redco_cli.sharding.predict.timelines import Integers, Timeline
 from redco_cli.sharding.program.flops import products_of
 
@@ -115,14 +116,15 @@ class StepConfig:
         cpu_backend: as XLA compiles for a CPU: everything is computed as soon as it can be, products in float32, and
             sums over devices are taken together. Otherwise in the order of the program, each sum on its own.
         copies_state: the update reads old state after the new one was begun, so that XLA copies it for a CPU.
-        fuses_operands: as XLA compiles for a TPU: products compute what is elementwise among their operands.
+        tpu_backend: as XLA compiles for a TPU: products compute what is elementwise among their operands, and memory is
+            in tiles.
     """
 
     micro_batches: int = 1
     reshard_after_forward: bool = False
     cpu_backend: bool = True
     copies_state: bool = True
-    fuses_operands: bool = False
+    tpu_backend: bool = False
 
 
 class TracedLoss:
@@ -163,7 +165,7 @@ class TracedLoss:
 
     def flat_and_timeline(self, partitioned: bool, config: StepConfig) -> tuple[FlatProgram, Timeline]:
         """Its operations, and when its arrays exist; see `flatten` and `timeline`."""
-        how = {"cpu_backend": config.cpu_backend, "fuses_operands": config.fuses_operands}
+        how = {"cpu_backend": config.cpu_backend, "tpu_backend": config.tpu_backend}
         key = partitioned, *how.values()
         if key not in self._timelines:
             flat = flatten(self._jaxpr, partitioned=partitioned, upcast=config.cpu_backend)
@@ -199,13 +201,13 @@ def estimate(
     over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)
     splits = propagate(flat, [*used, *over_batch])
     local = _bytes_each(traced.leaves, lives, mesh)
-    sizes = scattered_in_branches(flat, np.array(shard_bytes(flat, splits, mesh), np.float64), local)
+    sizes = scattered_in_branches(flat, shard_bytes(flat, splits, mesh, tiled=config.tpu_backend), local)
     trained = local[: traced.trained]
     own = sizes[line.arrays]
     _keep_in_shards(flat, line, own, used, local, config)
     before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
     at_once = repeated or mesh[FSDP] == 1
-    how = {"added": repeated, "summed": summed, "at_once": at_once, "late": config.fuses_operands}
+    how = {"added": repeated, "summed": summed, "at_once": at_once, "late": config.tpu_backend}
     gradients = add_gradients(line, own, trained, **how)
     layered = [places[0] for places in line.outputs[1:] if places and line.made_by[places[0]] == "scan"]
     found = bytes_over_time(line, sizes, own, layered if summed else ())
@@ -259,7 +261,7 @@ def _keep_in_shards(
 
 def _cast_early(weights: Bytes, flat: FlatProgram, line: Timeline, local: Sequence[int], config: StepConfig) -> None:
     """Adds the casts of stacked parameters, where those of all layers are made at once."""
-    if config.fuses_operands:
+    if config.tpu_backend:
         add_casts(weights, line, dict(zip(flat.inputs, local, strict=False)), flat.arrays.itemsizes)
 
 
@@ -267,7 +269,7 @@ def _on_host(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[st
     """Bytes that the operations of a program, loops as a whole, leave in the host's memory for one device."""
     itemsizes, shapes = flat.arrays.on_host, flat.arrays.shapes
     left = {array for op in flat.ops for array in op.results} & itemsizes.keys()
-    return sum(itemsizes[array] * shard_elements(shapes[array], splits[array], mesh) for array in left)
+    return sum(itemsizes[array] * math.prod(shard_shape(shapes[array], splits[array], mesh)) for array in left)
 
 
 def _bytes_each(leaves: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Mapping[str, int]) -> list[int]:

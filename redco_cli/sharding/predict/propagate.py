@@ -15,7 +15,7 @@ from redco_cli.sharding.plan import DimShardings, as_dims
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.kinds import ELEMENTWISE, REDUCTIONS
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
-from redco_cli.sharding.predict.splits import Splits, distinct, join, rule, whole
+from redco_cli.sharding.predict.splits import Splits, distinct, join, rule, shard_bytes, whole
 
 
 def local_bytes(closed_jaxpr: Any, in_specs: Sequence[Any], mesh: Mapping[str, int]) -> list[int]:
@@ -47,34 +47,6 @@ def propagate(flat: FlatProgram, in_specs: Sequence[Any]) -> list[DimShardings]:
     shapes = flat.arrays.shapes
     splits.run(flat, [as_dims(spec, len(shapes[x])) for spec, x in zip(in_specs, flat.inputs, strict=True)])
     return [whole(shape) if dims is None else dims for dims, shape in zip(splits.known, shapes, strict=True)]
-
-
-def shard_bytes(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> list[int]:
-    """Bytes on one device of each array of a program; of uneven shards the largest counts.
-
-    Args:
-        flat: a program.
-        splits: as `propagate` returns them.
-        mesh: axis to size.
-
-    Returns:
-        By id of the array.
-    """
-    arrays = flat.arrays
-    return [
-        itemsize * shard_elements(shape, dims, mesh)
-        for shape, itemsize, dims in zip(arrays.shapes, arrays.itemsizes, splits, strict=True)
-    ]
-
-
-def shard_elements(shape: Sequence[int], dims: DimShardings, mesh: Mapping[str, int]) -> int:
-    """Elements on one device of an array of this shape."""
-    elements = 1
-    for size, axes in zip(shape, dims, strict=True):
-        for axis in axes:
-            size = -(-size // mesh[axis])
-        elements *= size
-    return elements
 
 
 def _elementwise(splits: Splits, op: Op) -> list[DimShardings | None]:

@@ -1,8 +1,14 @@
-"""What is known of how each array of a program is split, while it is followed from its inputs to its outputs."""
+"""What is known of how each array of a program is split, while it is followed from its inputs to its outputs.
+
+And what one device has of them then, in bytes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from itertools import permutations
 from typing import Any
 
 from redco_cli.sharding.plan import DimShardings
@@ -138,3 +144,58 @@ def same_place(splits: Splits, op: Op) -> list[DimShardings | None]:
         ]
         results.append(join([*found, whole(shape)]) if given else None)
     return results
+
+
+def shard_bytes(
+    flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int], *, tiled: bool = False
+) -> list[int]:
+    """Bytes on one device of each array of a program; of uneven shards the largest counts.
+
+    Args:
+        flat: a program.
+        splits: as `propagate` returns them.
+        mesh: axis to size.
+        tiled: whether memory is in tiles, see `tiled_elements`.
+
+    Returns:
+        By id of the array.
+    """
+    arrays, elements = flat.arrays, tiled_elements if tiled else math.prod
+    return [
+        itemsize * elements(shard_shape(shape, dims, mesh))
+        for shape, itemsize, dims in zip(arrays.shapes, arrays.itemsizes, splits, strict=True)
+    ]
+
+
+def shard_shape(shape: Sequence[int], dims: DimShardings, mesh: Mapping[str, int]) -> tuple[int, ...]:
+    """What one device has of an array of this shape."""
+    sizes = []
+    for size, axes in zip(shape, dims, strict=True):
+        for axis in axes:
+            size = -(-size // mesh[axis])
+        sizes.append(size)
+    return tuple(sizes)
+
+
+@cache
+def tiled_elements(shape: tuple[int, ...]) -> int:
+    """Elements that an array takes in the memory of a TPU, where two of its dims are in whole tiles of 8 x 128.
+
+    XLA is free to choose them; here it takes those that waste least.
+
+    >>> tiled_elements((32, 512, 1024)) == 32 * 512 * 1024
+    True
+    >>> tiled_elements((32, 16, 197, 197)) == 32 * 16 * 197 * 256
+    True
+    """
+    if len(shape) < 2 or 0 in shape:
+        return math.prod(shape)
+    tiled = (
+        math.prod(shape) // (shape[rows] * shape[columns]) * _in_tiles(shape[rows], 8) * _in_tiles(shape[columns], 128)
+        for rows, columns in permutations(range(len(shape)), 2)
+    )
+    return min(tiled)
+
+
+def _in_tiles(size: int, tile: int) -> int:
+    return -(-size // tile) * tile

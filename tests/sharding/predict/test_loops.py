@@ -72,7 +72,7 @@ def test_products_of_tpus_compute_the_elements_of_their_operands():
 
     matrices, written = [f32(64, 64)] * 4, 1024 * 64 * 4
     gpu, tpu = (
-        estimated(loss_fn, matrices, TOKENS, dataclasses.replace(ACCELERATOR, fuses_operands=fuses))
+        estimated(loss_fn, matrices, TOKENS, dataclasses.replace(ACCELERATOR, tpu_backend=fuses))
         for fuses in (False, True)
     )
     assert gpu.saved - tpu.saved == 2 * 4 * written  # each hyperbolic tangent, and what the next product reads
