@@ -31,7 +31,7 @@ from redco_cli.adapters.uses import is_lookup, product_of
 from redco_cli.errors import ModelError
 from redco_cli.plugin.contract import ADAPTER_OFF, Params
 from redco_cli.sharding.program.marks import keep_whole
-from redco_cli.sharding.program.rewrite import bind, rewritten
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW, bind, rewritten
 from redco_cli.sharding.tensor_split import TensorSplit
 
 Array = Any
@@ -126,7 +126,7 @@ def refused(path: str, use: str) -> ModelError:
 class _Adapting:
     """Adds the low-rank path to each use of an adapted weight."""
 
-    enters = frozenset({"cond", "while"})
+    enters = CONTROL_FLOW
     everywhere = False
 
     def __init__(self) -> None:

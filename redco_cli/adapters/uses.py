@@ -15,7 +15,7 @@ from typing import Any, Literal
 import jax
 
 from redco_cli.plugin.contract import ADAPTER_OFF, Params
-from redco_cli.sharding.program.rewrite import bind, rewritten
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW, bind, rewritten
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class _Seen:
 class _Looking:
     """Notes how weights are used, and changes nothing."""
 
-    enters = frozenset({"cond", "while"})
+    enters = CONTROL_FLOW
     everywhere = False
 
     def is_tracked(self, operand: Any) -> bool:

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.errors import RecipeError
-from redco_cli.sharding.program.rewrite import bind, rewritten
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW, bind, rewritten
 
 _CONVOLUTION = "conv_general_dilated"
 
@@ -25,7 +25,7 @@ _CONVOLUTION = "conv_general_dilated"
 class _Patches:
     """What becomes of a program: nothing is tracked, and each convolution has another gradient."""
 
-    enters = frozenset({"cond", "while"})
+    enters = CONTROL_FLOW
     everywhere = True
 
     def is_tracked(self, operand: Any) -> bool:

@@ -14,7 +14,7 @@ import jax
 
 from redco_cli.adapters.quantized.leaf import Quantized, is_quantized
 from redco_cli.plugin.contract import Params
-from redco_cli.sharding.program.rewrite import bind, rewritten
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW, bind, rewritten
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class _Kept:
 class _Dequantizing:
     """Dequantises a weight at each of its uses."""
 
-    enters = frozenset({"cond", "while"})
+    enters = CONTROL_FLOW
     everywhere = False
 
     def is_tracked(self, operand: Any) -> bool:

@@ -32,5 +32,6 @@ divide only `down`, whose other dim is taken by then:
 Start at `choose` (rules one and two), then `layout` (every parameter gets the first rule that applies), `override`
 (what the user says instead), `guards` (nothing large is whole everywhere in silence). Two modules act on a plan that is
 made: `gather` puts parameters together where a program uses them and scatters their gradients (by `sharded`, `replicas`
-and `torus`; of tables it moves `rows`), `follow` lays out optimizer state. Next room: `predict`.
+and `torus`; once for all iterations of `loops`; of tables it moves `rows`), `follow` lays out optimizer state. Next
+room: `predict`.
 """

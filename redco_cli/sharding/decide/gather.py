@@ -20,13 +20,15 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.decide.conditionals import is_rematerialised, rematerialised_switch
+from redco_cli.sharding.decide.loops import before_loop, repeats
+from redco_cli.sharding.decide.repeated import Repeated, is_of_each_example, is_view, of_each_example
 from redco_cli.sharding.decide.replicas import is_product, is_spread, product, spread
 from redco_cli.sharding.decide.rows import looked_up, moves_rows
 from redco_cli.sharding.decide.sharded import Apart, Sharded
-from redco_cli.sharding.plan import AXES, BATCH_AXES, FSDP, TENSOR, as_dims, as_spec
+from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
-from redco_cli.sharding.program.rewrite import bind, conditional, rewritten
+from redco_cli.sharding.program.rewrite import bind, conditional, loop, rewritten
 
 
 @dataclass(frozen=True)
@@ -49,10 +51,15 @@ class _Gathering:
 
     def is_tracked(self, operand: Any) -> bool:
         """Whether it is a parameter in shards."""
-        return isinstance(operand, Sharded)
+        return isinstance(operand, Sharded | Repeated)
 
     def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         """An equation on whole parameters; a name is none."""
+        if equation.primitive.name == "scan" and any(map(self.is_tracked, operands)):
+            operands, made = before_loop(equation.params, operands)
+            return loop(equation.params, operands, self, made)
+        if any(isinstance(x, Repeated) for x in operands):
+            return self._in_a_loop(equation, operands)
         if equation.primitive.name == "name" and isinstance(operands[0], Sharded):
             return [operands[0].viewed(equation)]
         if equation.primitive.name == "cond" and any(map(self.is_tracked, operands)):
@@ -70,6 +77,16 @@ class _Gathering:
             results: Sequence[Any] = again([x.arrays if isinstance(x, Sharded) else x for x in operands])
             return results
         return self._on_whole(equation, operands)
+
+    def _in_a_loop(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
+        if is_product(equation, summed, self.examples):
+            return [product(equation, summed)]
+        if is_of_each_example(equation, summed):
+            return [of_each_example(equation, summed)]
+        if is_view(equation):
+            return [operands[0].viewed(equation)]
+        return self.use(equation, [x.plain if isinstance(x, Repeated) else x for x in operands])
 
     def _on_whole(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         if is_product(equation, operands, self.examples):
@@ -108,10 +125,14 @@ def gathering(
     moves = lives != used or mesh.shape.get(TENSOR, 1) > 1
 
     def gathers(params: Any, *others: Any) -> Any:
-        if not moves and not any(map(_is_apart, jax.tree.leaves(params, is_leaf=_is_apart))):
+        given = jax.tree.leaves(params, is_leaf=_is_apart)
+        as_it_is = not moves and not any(map(_is_apart, given))
+        if as_it_is and mesh.shape.get(DATA, 1) == 1:
             return function(params, *others)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(values(params), *others)
-        given = jax.tree.leaves(params, is_leaf=_is_apart)
+        is_weight = [number < len(given) for number in range(len(closed.jaxpr.invars))]
+        if as_it_is and not repeats(closed.jaxpr, is_weight):
+            return function(params, *others)
         stored = [Sharded(leaf, where, there, mesh) for leaf, where, there in zip(given, lives, used, strict=True)]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)

@@ -17,16 +17,16 @@ the gradient of one product, not the examples.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
-from redco_cli.sharding.decide.sharded import Sharded, cut, part_spec
+from redco_cli.sharding.decide.repeated import Summed
+from redco_cli.sharding.decide.sharded import Sharded, batch_ways, cut, part_spec
 from redco_cli.sharding.decide.torus import rings_for
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
@@ -82,7 +82,7 @@ def is_spread(equation: Any, operands: Sequence[Any]) -> bool:
     if not isinstance(weight, Sharded):
         return False
     is_named = any(one.params.get("name") == OF_EACH_SHARD for one in weight.views[-1:])
-    if not is_named or not _adds_up(weight) or equation.params["shape"][0] != _ways(weight.mesh):
+    if not is_named or not _adds_up(weight) or equation.params["shape"][0] != batch_ways(weight.mesh):
         return False
     return weight.is_apart or bool(rings_for(weight.mesh, FSDP, weight.value.shape[-1]))  # XLA does well elsewhere
 
@@ -108,22 +108,22 @@ def is_product(equation: Any, operands: Sequence[Any], examples: Examples) -> bo
 
     Args:
         equation: any.
-        operands: its own, of which some are a `Sharded`.
+        operands: its own, of which some are a `Sharded` or `Summed`.
         examples: where they are in its program.
     """
-    weights = [x for x in operands if isinstance(x, Sharded)]
+    weights = [x for x in operands if isinstance(x, Sharded | Summed)]
     if len(weights) != 1 or len(operands) != 2 or _result_dim(equation, _place(operands)) is None:
         return False
     (weight,), x = weights, equation.invars[1 - _place(operands)]
-    return examples.lead(x) and _adds_up(weight) and x.aval.shape[0] % _ways(weight.mesh) == 0
+    return examples.lead(x) and _adds_up(weight) and x.aval.shape[0] % batch_ways(weight.mesh) == 0
 
 
 def product(equation: Any, operands: Sequence[Any]) -> Any:
     """The result of an equation that `is_product`; the gradient of its weight is the sum of those of all devices."""
     at = _place(operands)
-    weight: Sharded = operands[at]
+    weight: Sharded | Summed = operands[at]
     leading = _result_dim(equation, at) or 0
-    ways = _ways(weight.mesh)
+    ways = batch_ways(weight.mesh)
 
     def run(x: Any, used: Any) -> Any:
         return bind(equation, [used, x] if at == 0 else [x, used])[0]
@@ -150,8 +150,10 @@ def product(equation: Any, operands: Sequence[Any]) -> Any:
     return apply(operands[1 - at], weight.arrays)
 
 
-def _adds_up(weight: Sharded) -> bool:
+def _adds_up(weight: Sharded | Summed) -> bool:
     """Whether its gradient is one to add up over devices, each of which keeps as much of it as the others."""
+    if isinstance(weight, Summed):
+        return True
     if not set(BATCH_AXES) <= set(weight.mesh.shape):
         return False
     is_cut = FSDP in itertools.chain(*as_dims(weight.spec)) and FSDP not in itertools.chain(*as_dims(weight.gathered))
@@ -177,11 +179,7 @@ def _result_dim(equation: Any, at: int) -> int | None:
 
 
 def _place(operands: Sequence[Any]) -> int:
-    return next(place for place, x in enumerate(operands) if isinstance(x, Sharded))
-
-
-def _ways(mesh: Mesh) -> int:
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    return next(place for place, x in enumerate(operands) if isinstance(x, Sharded | Summed))
 
 
 def _is_floating(x: Any) -> bool:

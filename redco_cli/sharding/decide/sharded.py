@@ -183,6 +183,11 @@ def _scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> Parti
     return as_spec(tuple((*used, FSDP) if FSDP in lives and FSDP not in used else used for used, lives in pairs))
 
 
+def batch_ways(mesh: Mesh) -> int:
+    """Devices, or groups of `tensor`, that share the examples."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
 def cut(x: Any, dim: int, ways: int) -> Any:
     """An array whose examples, a dim of it, are cut in equal parts: [.., ways, examples / ways, ..]."""
     return x.reshape(*x.shape[:dim], ways, x.shape[dim] // ways, *x.shape[dim + 1 :])

@@ -8,7 +8,8 @@ rewriting says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
@@ -16,6 +17,7 @@ from jax.extend import core
 
 INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
 REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
+CONTROL_FLOW = frozenset({"cond", "while", "scan"})
 VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims", "convert_element_type"})
 
 
@@ -47,10 +49,7 @@ class Rewriting(Protocol):
 
     @property
     def enters(self) -> frozenset[str]:
-        """Control flow that tracked parameters are taken into, of `cond` and `while`.
-
-        Loops over layers and rematerialised parts always are.
-        """
+        """Control flow that tracked parameters are taken into, of `CONTROL_FLOW`; rematerialised parts always are."""
 
     @property
     def everywhere(self) -> bool:
@@ -96,15 +95,23 @@ def _inside(values: Sequence[Any], arrays: Sequence[Any], rewriting: Rewriting) 
     return [x.having(own) if rewriting.is_tracked(x) else own for x, own in zip(values, arrays, strict=True)]
 
 
-def _evaluate(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], rewriting: Rewriting) -> list[Any]:
-    """Runs a jaxpr; a result that is a parameter only viewed is still tracked."""
-    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+def _evaluate(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    arguments: Sequence[Any],
+    rewriting: Rewriting,
+    made: Mapping[Any, Any] = MappingProxyType({}),
+) -> list[Any]:
+    """Runs a jaxpr; a result that is a parameter only viewed is still tracked; what is `made` already is not again."""
+    known: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(made)
     known.update(zip(jaxpr.invars, arguments, strict=True))
 
     def read(atom: Any) -> Any:
         return atom.val if isinstance(atom, core.Literal) else known[atom]
 
     for equation in jaxpr.eqns:
+        if made and equation.outvars and equation.outvars[0] in made:
+            continue
         with jax.named_scope(str(equation.source_info.name_stack) or equation.primitive.name):
             results = _apply(equation, [read(atom) for atom in equation.invars], rewriting)
         known.update(zip(equation.outvars, results, strict=True))
@@ -120,10 +127,8 @@ def _apply(equation: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequ
             return _evaluate(inner.jaxpr, inner.consts, operands, rewriting)
         if name in REMATERIALISED:
             return _remat(params, operands, rewriting)
-        if name == "scan":
-            return _scan(params, operands, rewriting)
         if name in rewriting.enters:
-            return {"cond": conditional, "while": _while}[name](params, operands, rewriting)
+            return {"cond": conditional, "while": _while, "scan": loop}[name](params, operands, rewriting)
         if tracked and name in VIEWS and len(operands) == 1:
             return [operands[0].viewed(equation)]
     return rewriting.use(equation, operands)
@@ -141,8 +146,17 @@ def _remat(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequen
     return results
 
 
-def _scan(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
-    """Consts and layers go in as they are, and are used in each iteration."""
+def loop(
+    params: Any, operands: Sequence[Any], rewriting: Rewriting, made: Mapping[Any, Any] = MappingProxyType({})
+) -> Sequence[Any]:
+    """The results of a `scan`: consts and layers go in as they are, and are used in each iteration.
+
+    Args:
+        params: of its equation.
+        operands: its own, of which some may be tracked.
+        rewriting: what happens at each use.
+        made: by their variables within, results that are there before it, tracked or not.
+    """
     first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
     consts, carried = operands[:first], _arrays(operands[first:last], rewriting, "the carry of a loop")
     layers = [x.stacked() if rewriting.is_tracked(x) else x for x in operands[last:]]
@@ -150,7 +164,7 @@ def _scan(params: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequenc
 
     def body(carry: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
         own = [x.layer(one) if rewriting.is_tracked(x) else one for x, one in zip(layers, arrays, strict=True)]
-        results = _evaluate(inner.jaxpr, inner.consts, [*consts, *carry, *own], rewriting)
+        results = _evaluate(inner.jaxpr, inner.consts, [*consts, *carry, *own], rewriting, made)
         plain = _arrays(results, rewriting, "the result of a loop")
         return plain[: last - first], plain[last - first :]
 

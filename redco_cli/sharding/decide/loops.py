@@ -1,0 +1,172 @@
+"""Weights that a loop uses in every iteration, as a recurrent network does: their gradients move once for all of it.
+
+The gradient of a weight w that T iterations multiply with their examples is a sum over these. Left to the compiler, or
+scattered where each product is, it is added up over the devices in each iteration: T times the bytes. Here a loop adds
+up, on every device, what the device's own examples give, and the sum over devices comes after it:
+
+    before the loop    whole = f(gather(w))       with f what the loop makes of weights alone: kernels side by side
+    iteration t        parts += x[t]ᵀ·dy[t]       [D·F, ..] over D x F devices of `data` and `fsdp`: nothing moves
+    after the loop     scatter(dfᵀ(parts))        once
+
+Parts are added up in float32, and moved in the type of the weight's products, as any other's. What else a loop does
+with a weight is done as anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
+
+from redco_cli.sharding.decide.repeated import Repeated, Summed
+from redco_cli.sharding.decide.sharded import Sharded, batch_ways
+from redco_cli.sharding.plan import BATCH_AXES
+from redco_cli.sharding.program.examples import programs_of
+from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
+
+
+def repeats(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
+    """Whether a program has a loop that uses one of its weights in each iteration.
+
+    Args:
+        jaxpr: the program.
+        is_weight: for each of its inputs.
+    """
+    weights = {variable for variable, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        given = [not isinstance(atom, core.Literal) and atom in weights for atom in equation.invars]
+        if not any(given):
+            continue
+        if name == "scan" and any(given[: equation.params["num_consts"]]) and equation.params["length"] > 1:
+            return True
+        if name in VIEWS:
+            weights.add(equation.outvars[0])
+        enters = name in INLINED | REMATERIALISED or name == "scan"
+        if enters and any(repeats(inner, given) for inner in programs_of(equation.params)):
+            return True
+    return False
+
+
+def before_loop(params: Any, operands: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+    """Takes out of a loop what it would do with its weights in each iteration.
+
+    Args:
+        params: of the loop's equation.
+        operands: its own, of which some are a `Sharded`.
+
+    Returns:
+        The operands, with a `Repeated` for each weight that all iterations use; and by their variables inside of the
+        loop the results of what it makes of weights alone, each a `Repeated` too.
+    """
+    jaxpr, count = params["jaxpr"].jaxpr, params["num_consts"]
+    weights = {x: one for x, one in zip(jaxpr.invars[:count], operands, strict=False) if _adds_up(one)}
+    if not weights or params["length"] < 2:
+        return list(operands), {}
+    for equation in jaxpr.eqns:  # cast where they live: it is cheaper to gather in fewer bits
+        if equation.primitive.name in VIEWS and equation.invars[0] in weights:
+            weights[equation.outvars[0]] = weights[equation.invars[0]].viewed(equation)
+    repeated = _repeated(weights, list(_made_of(jaxpr, weights)))
+    return [repeated.get(x, one) for x, one in zip(jaxpr.invars, operands, strict=True)], repeated
+
+
+def _adds_up(weight: Any) -> bool:
+    """Whether it is a weight whose gradient devices add up."""
+    if not isinstance(weight, Sharded) or not set(BATCH_AXES) <= set(weight.mesh.shape):
+        return False
+    return batch_ways(weight.mesh) > 1 and weight.divides and bool(jnp.issubdtype(weight.value.dtype, jnp.floating))
+
+
+def _made_of(jaxpr: Any, weights: Mapping[Any, Any]) -> Iterator[Any]:
+    """The equations of a loop that compute something of weights alone, no larger than these."""
+    known = set(weights)
+    for equation in jaxpr.eqns:
+        variables = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
+        if equation.outvars[0] in known or not variables or not known.issuperset(variables):
+            continue
+        is_no_larger = _size(equation.outvars) <= _size(variables)
+        floating = all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.outvars)
+        if is_no_larger and floating and not equation.effects and not any(programs_of(equation.params)):
+            known.update(equation.outvars)
+            yield equation
+
+
+def _size(variables: Sequence[Any]) -> int:
+    return sum(one.aval.size for one in variables)
+
+
+def _repeated(weights: Mapping[Any, Sharded], equations: Sequence[Any]) -> dict[Any, Repeated]:
+    """Weights, and what is made of them, as a loop takes them along."""
+    made = [result for equation in equations for result in equation.outvars]
+    variables, given = [*weights, *made], list(weights.values())
+
+    def from_bases(bases: Sequence[Any]) -> list[Any]:
+        known = {x: one.seen(base) for (x, one), base in zip(weights.items(), bases, strict=True)}
+        for equation in equations:
+            operands = [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in equation.invars]
+            known.update(zip(equation.outvars, bind(equation, operands), strict=True))
+        return [known[x] for x in variables]
+
+    bases = [replace(one, views=()).array() for one in given]
+    plain = [*given, *from_bases(bases)[len(given) :]]
+    still = jax.lax.stop_gradient(bases)
+    wholes, parts = from_bases(still), _parts(given, still, from_bases)
+    return {
+        x: Repeated(own, Summed((whole, part), given[0].mesh))
+        for x, own, whole, part in zip(variables, plain, wholes, parts, strict=True)
+    }
+
+
+def _parts(weights: Sequence[Sharded], bases: Sequence[Any], from_bases: Callable[[Sequence[Any]], list[Any]]) -> Any:
+    """Zeros [D * F, ...] for each array made of weights, whose gradients become those of the weights.
+
+    Args:
+        weights: W of them.
+        bases: each as it is gathered.
+        from_bases: of these to the arrays.
+    """
+    mesh, shapes = weights[0].mesh, jax.eval_shape(from_bases, bases)
+    closed = jax.make_jaxpr(from_bases)(bases)
+
+    def zeros(like: Any) -> Any:
+        spec = PartitionSpec(BATCH_AXES, *(PartitionSpec.UNCONSTRAINED,) * like.ndim)
+        made = jnp.zeros((batch_ways(mesh), *like.shape), jnp.promote_types(like.dtype, jnp.float32))
+        return jax.lax.with_sharding_constraint(made, NamedSharding(mesh, spec))
+
+    @jax.custom_vjp
+    def run(arrays: list[Any], bases: list[Any]) -> list[Any]:
+        return [zeros(like) for like in shapes]
+
+    def forward(arrays: Any, bases: Any) -> tuple[list[Any], list[Any]]:
+        values = [base.value for base in bases]
+        return [zeros(like) for like in shapes], values
+
+    def backward(bases: list[Any], parts: list[Any]) -> tuple[list[Any], None]:
+        met = [not isinstance(one, SymbolicZero) for one in parts]
+        own = [one if yes else jnp.zeros(one.shape, one.dtype) for one, yes in zip(parts, met, strict=True)]
+
+        def pulled(own: list[Any]) -> Any:
+            narrow = [one.astype(like.dtype) for one, like in zip(own, shapes, strict=True)]
+            return jax.vjp(from_bases, bases)[1](narrow)[0]
+
+        used = [_reaches(closed.jaxpr, place, met) for place in range(len(weights))]
+        found = zip(weights, jax.vmap(pulled)(own), used, strict=True)
+        return [weight.cotangent(each) if yes else None for weight, each, yes in found], None
+
+    run.defvjp(forward, backward, symbolic_zeros=True)
+    return run([weight.arrays for weight in weights], list(bases))
+
+
+def _reaches(jaxpr: Any, place: int, met: Sequence[bool]) -> bool:
+    """Whether one input of a program has a part in one of those of its results."""
+    found = {jaxpr.invars[place]}
+    for equation in jaxpr.eqns:
+        if any(not isinstance(atom, core.Literal) and atom in found for atom in equation.invars):
+            found.update(equation.outvars)
+    return any(yes and x in found for x, yes in zip(jaxpr.outvars, met, strict=True))
