@@ -19,6 +19,7 @@ from redco_cli.models.own_module import ModuleModel
 from redco_cli.plugin.contract import Loss, Params
 from redco_cli.plugin.parts import token_loss
 
+_OF_IMAGES = frozenset({"image_classification", "vision_to_sequence", "clip"})
 _TOKENS = 16
 _SAMPLES = 10 * 16_000
 """Of a sound: ten seconds at 16 kHz."""
@@ -44,7 +45,7 @@ def example_inputs(model: AnyModel, rows: int) -> dict[str, np.ndarray[Any, Any]
         return _example_images(model, rows, rng)
     config, task = model.config, model.task
     inputs: dict[str, np.ndarray[Any, Any]] = {}
-    if task in ("image_classification", "vision_to_sequence", "clip"):
+    if task in _OF_IMAGES:
         inputs["pixel_values"] = rng.normal(size=(rows, *_image(config))).astype(np.float32)
     if config.model_type == "whisper":
         shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
@@ -83,10 +84,10 @@ def default_batch(model: Any, size: int, length: int) -> dict[str, Any]:
     if isinstance(model, DiffusionModel):
         return _images_batch(model, size)
     tokens = jax.ShapeDtypeStruct((size, length), jnp.int32)
-    if task in ("image_classification", "vision_to_sequence"):
-        inner = getattr(config, "encoder", config)
-        side = inner.image_size if isinstance(inner.image_size, int) else inner.image_size[0]
-        pixels = jax.ShapeDtypeStruct((size, getattr(inner, "num_channels", 3), side, side), jnp.float32)
+    if task in _OF_IMAGES:
+        pixels = jax.ShapeDtypeStruct((size, *_image(config)), jnp.float32)
+        if task == "clip":
+            return {"pixel_values": pixels, "input_ids": tokens, "attention_mask": tokens}
         labels = tokens if task == "vision_to_sequence" else jax.ShapeDtypeStruct((size,), jnp.int32)
         return {"pixel_values": pixels, "labels": labels}
     if task == "speech_to_sequence" and config.model_type != "whisper":
@@ -101,6 +102,8 @@ def default_batch(model: Any, size: int, length: int) -> dict[str, Any]:
 
 def default_loss(model: Any, params: Params, batch: Mapping[str, Any], key: Any) -> Loss:
     """The usual loss of such a batch: cross-entropy of what the model's head gives; of images the squared error.
+
+    Of images with their texts it is CLIP's (arXiv 2103.00020), which sees a batch as a whole.
 
     Args:
         model: a named one.
@@ -120,6 +123,11 @@ def default_loss(model: Any, params: Params, batch: Mapping[str, Any], key: Any)
     if model.task in TO_SEQUENCE:
         inputs["decoder_input_ids"] = model.decoder_inputs(batch["labels"])
     logits = model(params, **inputs, rng=key, train=True)
+    if model.task == "clip":
+        pairs = jnp.arange(batch["input_ids"].shape[0])
+        ways = logits.logits_per_image, logits.logits_per_text
+        images, texts = (token_loss(way, pairs) for way in ways)
+        return Loss((images.sum + texts.sum) / 2, images.weight)
     if not hasattr(logits, "shape") or model.task == "text_encoder":
         problem = f"there is no default loss for the task {model.task}"
         raise ModelError(model.where, problem, "inspect a recipe, with the loss of its plugin")

@@ -210,6 +210,7 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
     def with_remat(remat: Remat) -> Workload:
         model = resolve_model(section, where=where, remat=remat)
         length = seq_length or (known.seq_length if known is not None else _positions(model.config))
+        whole_batch = not isinstance(model, DiffusionModel) and model.task == "clip"
         return Workload(
             name=name,
             loss=lambda variables, arrays, key: default_loss(model, variables.params, arrays, key),
@@ -219,7 +220,7 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
             update_state=lambda variables, _: variables.state,
             batch=lambda size: default_batch(model, size, length),
             global_batch_size=batch_size,
-            micro_batch_size=None,
+            micro_batch_size=batch_size if whole_batch else None,
             seq_length=None if isinstance(model, DiffusionModel) or model.task == "image_classification" else length,
             mesh=None,
             override=(),
@@ -227,6 +228,7 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
             dtype=dtype,
             recomputing=with_remat if remat == "none" else None,
             where=where,
+            whole_batch=whole_batch,
             xla=step_options("auto"),
         )
 
@@ -263,6 +265,7 @@ def _is_directory(target: str) -> bool:
 
 
 def _positions(config: Any) -> int:
+    config = getattr(config, "text_config", None) or config
     for name in ("max_position_embeddings", "n_positions", "max_target_positions"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:
