@@ -54,6 +54,7 @@ class Option:
         fast: bytes within its host.
         seconds: estimated.
         products: of a step, on all devices together, see `TracedLoss`.
+        update_flops: of the optimizer's products on one device, in float32.
     """
 
     workload: Workload
@@ -65,6 +66,7 @@ class Option:
     fast: int
     seconds: float
     products: Products
+    update_flops: int = 0
 
     def fits(self, memory: int | None) -> bool:
         """Whether one device has room for it; True where its memory is not known."""
@@ -117,7 +119,10 @@ class Planner:
         config = StepConfig(min(passes, 2), cpu_backend=eager, **how)
         memory = self._memory(plan, micro_batch_size, config)
         scale = self.workload.global_batch_size / self._size
+        specs, _ = partition(plan.specs, self.workload.frozen)
+        update = self.workload.update_work(self._trainable, specs, plan.mesh)
         moved = in_a_step(plan.collectives, passes, scale, regathers=reshard_after_forward, kept=self._kept)
+        moved += update.collectives
         per_host = max(1, self._devices.count // self._devices.hosts)
         sent = [sent_bytes(one, plan.mesh) for one in moved]
         slow = sum(sent[i] for i, one in enumerate(moved) if _spans_hosts(one.axis, plan.mesh, per_host))
@@ -125,15 +130,15 @@ class Planner:
         traced = self._program(plan.mesh[DATA] * plan.mesh[FSDP]).products
         products = Products(*(int(scale * number) for number in astuple(traced)))
         seconds = products.flops / (self._devices.count * self._devices.flops(self.workload.dtype))
+        seconds += update.flops / self._devices.flops("float32")
         if memory.on_host and self._devices.host_link is not None:
             seconds = max(seconds, 2 * passes * memory.on_host / self._devices.host_link)
         fast_link, slow_link = self._devices.links
         waits = sum(one.count for one in moved if one.what not in PER_PASS)
         seconds += slow / slow_link + fast / fast_link + waits * WAIT
         plan = replace(plan, collectives=moved)
-        return Option(
-            self.workload, plan, micro_batch_size, reshard_after_forward, memory, slow, fast, seconds, products
-        )
+        figures = memory, slow, fast, seconds, products, update.flops
+        return Option(self.workload, plan, micro_batch_size, reshard_after_forward, *figures)
 
     def _memory(self, plan: Plan, micro_batch_size: int, config: StepConfig) -> StepMemory:
         if (id(plan), config) not in self._traced:

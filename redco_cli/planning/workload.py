@@ -31,6 +31,7 @@ from redco_cli.recipe.schema import ModelSection, OtherModelSection, Recipe
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.yaml12 import parse_yaml
 from redco_cli.sharding.decide.override import Override
+from redco_cli.training.optimizer import UpdateWork
 from redco_cli.training.session import plan_updates
 from redco_cli.training.step import StateUpdate
 from redco_cli.training.timeline import make_timeline
@@ -67,6 +68,7 @@ class Workload:
         privacy: what the gradients may spend: each example has one of its own then. None without.
         xla: options that the step is compiled with.
         compares: ways to run it are compiled to be compared, `planning: compile`.
+        update_work: of trained parameters, their specs and a mesh, what an update takes beyond elementwise operations.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Workload:
     privacy: Budget | None = None
     xla: Mapping[str, Value] = field(default_factory=dict)
     compares: bool = False
+    update_work: Callable[[Any, Any, Mapping[str, int]], UpdateWork] = lambda *_: UpdateWork()
 
     def passes(self, micro_batch_size: int) -> int:
         """Micro-batches of a step."""
@@ -164,6 +167,7 @@ def job_workload(job: Job) -> Workload:
         frozen=updates.frozen,
         optimizer=updates.optimizer,
         update_state=job.update_state,
+        update_work=updates.work,
         batch=lambda size: abstract_batch(job, size),
         global_batch_size=section.train.global_batch_size,
         micro_batch_size=_fixed_micro_batch(job),

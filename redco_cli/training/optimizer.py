@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -10,10 +12,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 
+from redco_cli.privacy.accounting import Budget
 from redco_cli.recipe.schema import TrainSection
+from redco_cli.sharding.plan import Collective
+from redco_cli.sharding.whole_matrices import each_whole, shared_out
 from redco_cli.training.timeline import Segment
 
+_ITERATIONS = 5
+_QUINTIC = 3.4445, -4.7750, 2.0315
+"""Of x, x³ and x⁵ in an iteration of muon: found for the steepest slope at zero."""
 Schedule = Callable[[Any], Any]
 """Updates done so far to the learning rate of the next."""
 Stacked = Mapping[str, int]
@@ -89,25 +98,112 @@ def make_optimizer(
         stacked: which parameters hold several arrays.
         rates: which parameters have a learning rate of their own.
     """
-
-    def matrices(params: Any) -> Any:
-        """Which dims of each matrix muon multiplies; None for what is no matrix."""
-        last = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
-        return jax.tree.map(lambda rank: last if rank == 2 else None, ranks(params, stacked))
-
-    adam = {"adam_b1": train.b1, "adam_b2": train.b2, "muon_weight_dimension_numbers": matrices}
     directions = {
         "adamw": lambda: optax.scale_by_adam(train.b1, train.b2, train.eps),
         "lion": lambda: optax.scale_by_lion(train.b1, train.b2),
         "adafactor": lambda: optax.chain(optax.adafactor(None, multiply_by_parameter_scale=False), optax.scale(-1)),
         "sgd": lambda: optax.trace(train.b1),
-        "muon": lambda: optax.chain(optax.contrib.muon(1.0, beta=train.b1, **adam), optax.scale(-1)),
+        "muon": lambda: optax.chain(_muon(train, stacked), optax.scale(-1)),
     }
     return optax.chain(
         directions[train.optimizer](),
         optax.add_decayed_weights(train.weight_decay, partial(decay_mask, stacked=stacked)),
         _scale_by_learning_rates(schedule, rates),
     )
+
+
+@dataclass(frozen=True)
+class UpdateWork:
+    """What an update takes beyond elementwise operations, of an optimizer that multiplies matrices.
+
+    Attributes:
+        flops: on one device, in float32.
+        collectives: what moves.
+    """
+
+    flops: int = 0
+    collectives: tuple[Collective, ...] = ()
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How parameters change in a step.
+
+    Attributes:
+        optimizer: the optax transformation, clipping included.
+        schedule: updates done to learning rate.
+        frozen: paths of the parameters that do not change.
+        privacy: what the gradients of a run may spend; None without differential privacy.
+        work: of trained parameters, their specs and a mesh, what an update takes; not known of a plugin's.
+    """
+
+    optimizer: optax.GradientTransformation
+    schedule: Schedule
+    frozen: frozenset[str]
+    privacy: Budget | None
+    work: Callable[[Any, Any, Mapping[str, int]], UpdateWork] = lambda *_: UpdateWork()
+
+
+def update_work(train: TrainSection, stacked: Stacked, params: Any, specs: Any, mesh: Mapping[str, int]) -> UpdateWork:
+    """What an update by the recipe's optimizer takes on a mesh.
+
+    Args:
+        train: the recipe's section.
+        stacked: which parameters hold several arrays.
+        params: those that are trained, abstract.
+        specs: like them, where each lives.
+        mesh: axis to size.
+    """
+    if train.optimizer != "muon":
+        return UpdateWork()
+    leaves, places = jax.tree.leaves(params), jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+    chosen = [number for number, rank in enumerate(jax.tree.leaves(ranks(params, stacked))) if rank == 2]
+    wide = [jax.ShapeDtypeStruct(leaves[x].shape, jnp.promote_types(leaves[x].dtype, jnp.float32)) for x in chosen]
+    own, moved = shared_out(wide, [places[number] for number in chosen], mesh)
+    return UpdateWork(sum(count * _orthogonal_flops(*sorted(shape)) for count, shape in own), moved)
+
+
+def _orthogonal_flops(short: int, long: int) -> int:
+    """Of `_orthogonal`: x·xᵀ, its square, and that times x."""
+    return _ITERATIONS * (4 * short * short * long + 2 * short**3)
+
+
+def _muon(train: TrainSection, stacked: Stacked) -> optax.GradientTransformationExtraArgs:
+    """Optax's muon, but for its iterations: on a mesh each matrix is whole on one device for these.
+
+    Optax divides what is to be orthogonalised by its norm, which the iterations take no notice of, and multiplies it
+    by sqrt(max(1, N / M)) for a matrix [M, N].
+    """
+
+    def matrices(params: Any) -> Any:
+        """Which dims of each matrix are multiplied; None for what is no matrix."""
+        last = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+        return jax.tree.map(lambda rank: last if rank == 2 else None, ranks(params, stacked))
+
+    adam = {"adam_b1": train.b1, "adam_b2": train.b2, "muon_weight_dimension_numbers": matrices}
+    plain = optax.contrib.muon(1.0, beta=train.b1, ns_steps=0, **adam)
+
+    def update(updates: Any, state: Any, params: Any = None, *, places: Any = None, **_: Any) -> tuple[Any, Any]:
+        updates, state = plain.update(updates, state, params)
+        leaves, tree = jax.tree.flatten(updates)
+        chosen = [number for number, rank in enumerate(jax.tree.leaves(ranks(updates, stacked))) if rank == 2]
+        known = [None] * len(leaves) if places is None else jax.tree.leaves(places)
+        lives = [known[number] if isinstance(known[number], NamedSharding) else None for number in chosen]
+        for number, whole in zip(chosen, each_whole(_orthogonal, [leaves[x] for x in chosen], lives), strict=True):
+            leaves[number] = math.sqrt(max(1, whole.shape[-1] / whole.shape[-2])) * whole
+        return jax.tree.unflatten(tree, leaves), state
+
+    return optax.GradientTransformationExtraArgs(plain.init, update)
+
+
+def _orthogonal(matrix: Any) -> Any:
+    """The orthogonal matrix nearest to one [M, N], coarsely: five Newton-Schulz iterations (Jordan et al., 2024)."""
+    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    x = x / (jnp.linalg.norm(x) + 1e-8)
+    for _ in range(_ITERATIONS):
+        square = x @ x.T
+        x = _QUINTIC[0] * x + (_QUINTIC[1] * square + _QUINTIC[2] * square @ square) @ x
+    return x.T if matrix.shape[0] > matrix.shape[1] else x
 
 
 def _scale_by_learning_rates(schedule: Schedule, rates: Rates) -> optax.GradientTransformation:

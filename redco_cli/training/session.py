@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,14 @@ from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.state import Variables
-from redco_cli.privacy.accounting import Budget, plan_budget
+from redco_cli.privacy.accounting import plan_budget
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
 from redco_cli.recipe.paths import pin_paths
 from redco_cli.runtime.peers.multihost import current_connection, is_main_process
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.loop import TrainingRun
-from redco_cli.training.optimizer import Schedule, join_segments, make_optimizer, with_clipping
+from redco_cli.training.optimizer import Updates, join_segments, make_optimizer, update_work, with_clipping
 from redco_cli.training.outcome import kept_by_loop
 from redco_cli.training.outer_loop import OuterLoop
 from redco_cli.training.patience import find_patience
@@ -54,23 +54,6 @@ SHARDING_NAME = "sharding.json"
 """Where every parameter of a run lives, and why, in its output directory."""
 
 
-@dataclass(frozen=True)
-class Updates:
-    """How parameters change in a step.
-
-    Attributes:
-        optimizer: the optax transformation, clipping included.
-        schedule: updates done to learning rate.
-        frozen: paths of the parameters that do not change.
-        privacy: what the gradients of a run may spend; None without differential privacy.
-    """
-
-    optimizer: optax.GradientTransformation
-    schedule: Schedule
-    frozen: frozenset[str]
-    privacy: Budget | None
-
-
 def plan_updates(job: Job, timeline: Timeline) -> Updates:
     """The recipe's optimizer, or the plugin's, proved on abstract parameters: nothing is computed.
 
@@ -83,8 +66,9 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
     rates = relative_rates(job.model, job.recipe, job.where, job.plugin.file if job.plugin.optimizer_fn else None)
     privacy = plan_budget(job.recipe, job.train_size, timeline.steps, job.where)
     if job.plugin.optimizer_fn is None:
-        optimizer = make_optimizer(train, schedule, getattr(job.model, "stacked", {}), rates)
-        return Updates(with_clipping(optimizer, train.max_grad_norm), schedule, frozen, privacy)
+        stacked = getattr(job.model, "stacked", {})
+        optimizer = with_clipping(make_optimizer(train, schedule, stacked, rates), train.max_grad_norm)
+        return Updates(optimizer, schedule, frozen, privacy, partial(update_work, train, stacked))
     place = f"{job.plugin.file}: optimizer_fn"
     with guarded(place, "optimizer_fn", job.plugin.file):
         given = job.plugin.optimizer_fn(job.context("train"), schedule)

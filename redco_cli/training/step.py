@@ -48,7 +48,7 @@ def make_train_step(
 
     Args:
         loss: of a micro-batch. Of several on a mesh with replicas, it is asked with an `Apart` for each parameter.
-        optimizer: clipping included.
+        optimizer: clipping included; one that takes extra arguments is given `places`.
         schedule: updates done to learning rate.
         seed: of dropout.
         places: like the trainable parameters, the sharding of each and of its gradient.
@@ -62,6 +62,7 @@ def make_train_step(
         where the state has one the `loss_scale` of this step.
         Where loss or gradient is not finite, parameters and all state stay as they are and the step is counted.
     """
+    update = optax.with_extra_args_support(optimizer).update
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -72,9 +73,8 @@ def make_train_step(
             total, gradient = private(lambda some: _variables(some, state), state.trainable, batch, key)
         mean, norm = total.sum / total.weight, optax.tree.norm(gradient)
         finite = jnp.isfinite(norm) if private is not None else jnp.isfinite(mean) & jnp.isfinite(norm)
-        updates, opt_state = optimizer.update(gradient, state.opt_state, state.trainable)
+        updates, opt_state = update(gradient, state.opt_state, state.trainable, places=places)
         trainable = optax.apply_updates(state.trainable, updates)
-        learning_rate = schedule(state.step - state.skipped)
 
         def keep(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
@@ -94,7 +94,7 @@ def make_train_step(
             "loss": mean,
             "weight": total.weight,
             "grad_norm": norm,
-            "learning_rate": jnp.asarray(learning_rate, jnp.float32),
+            "learning_rate": jnp.asarray(schedule(state.step - state.skipped), jnp.float32),
             "skipped": following.skipped,
             "streak": following.streak,
         }

@@ -5,9 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 
 from redco_cli.recipe.schema import TrainSection
-from redco_cli.training.optimizer import decay_mask, make_optimizer, make_schedule, with_clipping
+from redco_cli.training.optimizer import (
+    UpdateWork,
+    decay_mask,
+    make_optimizer,
+    make_schedule,
+    update_work,
+    with_clipping,
+)
 
 PEAK, STEPS, WARMUP, DECAY = 0.1, 100, 10, 20
 EXPECTED = {
@@ -92,6 +100,40 @@ def test_a_rate_of_its_own_multiplies_an_update_and_leaves_the_state_its_form(na
         jax.tree.map(np.testing.assert_array_equal, state, after)
         np.testing.assert_allclose(fast["some"]["B"], 8 * slow["some"]["B"], rtol=1e-6)
         np.testing.assert_array_equal(fast["w"], slow["w"])
+
+
+def test_muon_is_that_of_optax() -> None:
+    """Whose iterations are done here, for each matrix to be whole on one device of a mesh."""
+    draw = np.random.default_rng(0).normal
+    shapes = {"wide": (3, 8, 20), "tall": (24, 6), "b": (5,)}
+    params = {key: jnp.asarray(draw(size=shape)) for key, shape in shapes.items()}
+    gradient = jax.tree.map(lambda leaf: 1.3 * leaf + 0.1, params)
+    train = TrainSection(optimizer="muon", weight_decay=0.0)
+    last = optax.contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+    dims = {"wide": last, "tall": last, "b": None}
+    adam = {"adam_b1": train.b1, "adam_b2": train.b2}
+    right = optax.contrib.muon(1.0, beta=train.b1, muon_weight_dimension_numbers=dims, **adam)
+    own = make_optimizer(train, optax.constant_schedule(1.0), {"wide": 1})
+    states = right.init(params), own.init(params)
+    for _ in range(3):
+        expected, first = right.update(gradient, states[0], params)
+        found, second = own.update(gradient, states[1], params)
+        states = first, second
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+
+
+def test_what_an_update_by_muon_takes() -> None:
+    """Five iterations for each matrix on a device; others multiply nothing."""
+    shapes = {"layers": (16, 32, 64), "scale": (32,)}
+    params = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in shapes.items()}
+    specs = {"layers": PartitionSpec(None, "fsdp"), "scale": PartitionSpec()}
+    mesh = {"data": 1, "fsdp": 8, "tensor": 1}
+    work = update_work(TrainSection(optimizer="muon"), {"layers": 1}, params, specs, mesh)
+    products = (32 * 64 * 32, 32 * 32 * 32, 32 * 32 * 64)
+    assert work.flops == 2 * 5 * 2 * sum(products)
+    moved = [(one.kind, one.axis, one.bytes) for one in work.collectives]
+    assert moved == [("all-to-all", "fsdp", 2 * 4 * 2 * 32 * 64)]
+    assert update_work(TrainSection(), {"layers": 1}, params, specs, mesh) == UpdateWork()
 
 
 @pytest.mark.parametrize(

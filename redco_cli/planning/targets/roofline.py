@@ -46,6 +46,8 @@ def planned_events(option: Option, products: Products, passes: float, target: Ta
     touched = int((TOUCHED + TOUCHED_AGAIN * again) * products.written) // count + _updated(option)
     product_dtype = "tensorfloat32" if dtype == "float32" else dtype
     work: list[Event] = [Work("matmul", plain // count, product_dtype, 0), Work("memory", 0, "", touched)]
+    if option.update_flops:
+        work.append(Work("matmul", option.update_flops, "tensorfloat32", 0))
     if done.attention:
         backward = int(ATTENTION_BACKWARD[target.chip.platform] * products.attention)
         work.append(Work("attention", done.attention // count, dtype, 0, width=HEAD))
