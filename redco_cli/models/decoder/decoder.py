@@ -209,7 +209,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
 
     def _embed(self, input_ids: Array, positions: Array) -> Array:
         c = self.config
-        x = self.embedding.at[input_ids].get(mode="fill").astype(self.dtype)
+        x = jnp.asarray(self.embedding).at[input_ids].get(mode="fill").astype(self.dtype)
         if c.padding_id is not None:
             x = jnp.where((input_ids == c.padding_id)[..., None], jax.lax.stop_gradient(x), x)
         x = x * jnp.asarray(c.embedding_scale, self.dtype)
