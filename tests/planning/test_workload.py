@@ -4,12 +4,18 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
 from redco_cli.errors import RedcoError
+from redco_cli.models.resolve import resolve_model
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import options
 from redco_cli.planning.workload import find_workload, recipe_workload
+from redco_cli.plugin.state import Variables
+from redco_cli.recipe.schema import ModelSection
 from redco_cli.recipe.shipped import shipped_recipes
 from tests.models.flax.tiny import CONFIGS
 
@@ -184,6 +190,37 @@ def test_what_is_nothing_is_refused(target: str, text: str) -> None:
     with pytest.raises(RedcoError) as refused:
         find_workload(target, batch_size=None, seq_length=None)
     assert str(refused.value) == text
+
+
+def test_images_of_a_model_whose_config_names_no_size_are_those_of_imagenet() -> None:
+    config = {"model_type": "resnet", **CONFIGS["resnet"], "architectures": ["ResNetForImageClassification"]}
+    workload = find_workload(json.dumps(config), batch_size=2, seq_length=None)
+    assert workload.batch(2)["pixel_values"].shape == (2, 3, 224, 224)
+    assert workload.seq_length is None
+
+
+def test_a_clip_is_planned_with_the_loss_of_its_pairs_which_sees_the_whole_batch() -> None:
+    """Each image is told from the others by its text, and each text by its image (arXiv 2103.00020, figure 3)."""
+    config = {"model_type": "clip", **CONFIGS["clip"], "architectures": ["CLIPModel"]}
+    workload = find_workload(json.dumps(config), batch_size=4, seq_length=None, dtype="float32")
+    assert workload.whole_batch
+    assert workload.micro_batch_size == 4
+    positions = CONFIGS["clip"]["text_config"]["max_position_embeddings"]
+    assert workload.batch(4)["input_ids"].shape == (4, positions)
+
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: 0.3 * rng.normal(size=leaf.shape).astype(leaf.dtype), workload.abstract.params)
+    batch = {
+        "input_ids": rng.integers(0, 10, (4, positions)).astype(np.int32),
+        "attention_mask": np.ones((4, positions), np.int32),
+        "pixel_values": rng.normal(size=workload.batch(4)["pixel_values"].shape).astype(np.float32),
+    }
+    found = workload.loss(Variables(params, step=jnp.int32(0)), batch, jax.random.key(0))
+    model = resolve_model(ModelSection(config=config, task="clip"), where=str)
+    scores = model(params, **batch).logits_per_image
+    both = jnp.concatenate([scores, scores.T])
+    right = optax.softmax_cross_entropy_with_integer_labels(both, jnp.tile(jnp.arange(4), 2)).mean()
+    np.testing.assert_allclose(found.sum / found.weight, right, rtol=1e-5)
 
 
 @pytest.mark.slow
