@@ -123,10 +123,10 @@ def current_platform() -> Platform:
 def widest_fused_head() -> int:
     """Dims of a head up to which cuDNN's attention has a gradient on the GPUs of the programs; 0 on other devices.
 
-    On Blackwell 256 take a later cuDNN than 9.10.
+    It needs an Ampere or later. On Blackwell 256 take a later cuDNN than 9.10.
     """
     capability = _capability()
-    return 0 if not capability else 256 if capability[0] == 9 else 128
+    return 0 if capability < (8, 0) else 256 if capability[0] == 9 else 128
 
 
 def _capability() -> tuple[int, ...]:

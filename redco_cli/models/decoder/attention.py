@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -22,15 +22,15 @@ from redco_cli.models.decoder.layers import Dense, Norm, output_std
 from redco_cli.models.decoder.masks import NO_WINDOW, AttentionContext, LayerTraits
 from redco_cli.models.decoder.positions import rotate
 from redco_cli.models.kernels import splash
+from redco_cli.models.kernels.choice import Kernel
+from redco_cli.models.kernels.flash import attend as flash
+from redco_cli.models.kernels.mapped import ATTENDED, can_attend, repeat_heads
 
 Array = Any
-Kernel = Literal["plain", "xla", "cudnn", "splash"]
-"""`plain` is ours, `splash` JAX's for TPUs; the others are what `jax.nn.dot_product_attention` calls so."""
-
 _MASKED = float(np.finfo(np.float32).min)  # finite: a row that sees nothing is still no NaN
 _SMALLEST_BLOCK, _MOST_BLOCKS = 64, 8
 PROJECTED = "projected"
-"""Name of queries, keys and values, for policies of what a backward pass recomputes; `splash.ATTENDED` likewise."""
+"""Name of queries, keys and values, for policies of what a backward pass recomputes; `ATTENDED` likewise."""
 _WEIGHTS = "attention_weights"
 _keep_weights = jax.checkpoint_policies.save_only_these_names(_WEIGHTS)
 
@@ -68,13 +68,13 @@ class Attention(nn.Module):  # type: ignore[misc]
             layer = replace(layer, sinks=self.param("sinks", nn.initializers.normal(c.initializer_range), (c.heads,)))
         if cache is not None and cache.capacity:
             mixed = self._attend_from_cache(q, k, v, cache, layer, context)
-        elif self.kernel == "splash" and self._can_splash(q, context):
-            mixed = self._attend_by_splash(q, k, v, layer, context)
+        elif (attend := self._pallas(q.shape, context)) is not None:
+            mixed = self._attend_by_kernel(attend, q, k, v, layer, context)
         else:
             attend = self._attend_fused if self._can_fuse(q.shape[1], context) else self._attend_in_blocks
-            mixed = attend(q, splash.repeat_heads(k, c.heads), splash.repeat_heads(v, c.heads), layer, context)
+            mixed = attend(q, repeat_heads(k, c.heads), repeat_heads(v, c.heads), layer, context)
             if self.kernel != "cudnn":  # which is known by its primitive, and keeps more than this
-                mixed = checkpoint_name(mixed, splash.ATTENDED)
+                mixed = checkpoint_name(mixed, ATTENDED)
         flat = mixed.reshape(*mixed.shape[:2], c.heads * c.head_dim)
         new = None if cache is None else KVCache(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2), cache.length)
         return Dense(c.hidden_size, c.out_bias, self.dtype, output_std(c), name="o")(flat), new
@@ -94,17 +94,31 @@ class Attention(nn.Module):  # type: ignore[misc]
         can = told or self.kernel != "cudnn" or length % 2 == 0
         return can and is_fused(self.config, self.kernel, train=self.train)
 
-    def _can_splash(self, q: Array, context: AttentionContext) -> bool:
+    def _pallas(self, shape: Sequence[int], context: AttentionContext) -> Callable[..., Array] | None:
+        """The kernel of Pallas for queries [B, Q, H, D], where one computes what is to be and cuDNN's is not better."""
         drops = self.train and self.config.attention_dropout
-        return context.bias is None and not drops and splash.can_attend(*q.shape[:2])
+        if context.bias is not None or drops or not can_attend(*shape[:2]):
+            return None
+        if self.kernel == "splash":
+            return splash.attend
+        told = context.mask is None and is_fused(self.config, self.kernel, train=self.train)
+        return flash.attend if self.kernel == "flash" or (self.kernel == "cudnn" and not told) else None
 
-    def _attend_by_splash(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
+    def _attend_by_kernel(
+        self,
+        attend: Callable[..., Array],
+        q: Array,
+        k: Array,
+        v: Array,
+        layer: LayerTraits,
+        context: AttentionContext,
+    ) -> Array:
         """What `_attend_in_blocks` returns, without repeated keys and values. Windows that differ are a `switch`."""
         c = self.config
         scale = c.attention_scale * (layer.scale if c.layer_scales else 1.0)
         q = (q.astype(jnp.float32) * scale).astype(q.dtype)
         windows = _kinds(c)
-        kinds = [partial(splash.attend, window=window, softcap=c.attention_softcap) for window in windows]
+        kinds = [partial(attend, window=window, softcap=c.attention_softcap) for window in windows]
         return _by_window(kinds, windows, layer, (q, k, v, context.segments, layer.sinks))
 
     def _attend_fused(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:

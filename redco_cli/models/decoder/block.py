@@ -8,13 +8,14 @@ import flax.linen as nn
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from redco_cli.models.decoder.attention import PROJECTED, Attention, Kernel
+from redco_cli.models.decoder.attention import PROJECTED, Attention
 from redco_cli.models.decoder.cache import KVCache
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.experts import Experts
 from redco_cli.models.decoder.layers import Mlp, Norm
 from redco_cli.models.decoder.masks import AttentionContext, LayerTraits
-from redco_cli.models.kernels.splash import ATTENDED
+from redco_cli.models.kernels.choice import Kernel
+from redco_cli.models.kernels.mapped import ATTENDED
 
 Array = Any
 Remat = Literal["none", "dots", "attention", "offload", "full"]

@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_cli.models.decoder.attention import Kernel, is_fused
+from redco_cli.models.decoder.attention import is_fused
 from redco_cli.models.decoder.block import POLICIES, Block, Remat
 from redco_cli.models.decoder.cache import KVCache, empty_cache, extended
 from redco_cli.models.decoder.classifier import last_states
@@ -28,6 +28,7 @@ from redco_cli.models.decoder.masks import (
     token_positions,
 )
 from redco_cli.models.decoder.runs import layer_runs
+from redco_cli.models.kernels.choice import Kernel
 
 Array = Any
 Params = Any

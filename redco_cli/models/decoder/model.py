@@ -11,10 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from redco_cli.chips.target import current_platform, widest_fused_head
 from redco_cli.errors import ModelError
 from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
-from redco_cli.models.decoder.attention import Kernel
 from redco_cli.models.decoder.block import Remat
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.models.decoder.decoder import Decoder, abstract_params
@@ -24,6 +22,7 @@ from redco_cli.models.decoder.masks import texts_by_position
 from redco_cli.models.decoder.runs import layer_runs
 from redco_cli.models.generate.settings import read_settings
 from redco_cli.models.generate.stops import stops_of
+from redco_cli.models.kernels.choice import Kernel, best_kernel
 from redco_cli.models.vocabulary import AddedTokens
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss, Params
 
@@ -281,19 +280,13 @@ def build_decoder(
         generation_config: kept for generation.
         where: the place in the recipe, for errors.
         remat: what the backward pass recomputes.
-        kernel: which code computes attention; default: cuDNN's on NVIDIA GPUs where it can, splash on TPUs, else ours.
+        kernel: which code computes attention; default: `best_kernel`.
         unroll: how many layers the loop over layers has in its body.
         layer_params: see `Decoder`.
     """
-    used = kernel or ("splash" if current_platform() == "tpu" else "cudnn" if _cudnn_can(decoder, dtype) else "plain")
+    used = kernel or best_kernel(decoder.head_dim, dtype)
     module = Decoder(
         decoder, dtype=jnp.dtype(dtype), remat=remat, kernel=used, unroll=unroll, layer_params=layer_params
     )
     task = "sequence_classification" if decoder.num_labels else "causal_lm"
     return DecoderModel(config, task, where, module, generation_config, abstract_params(module))
-
-
-def _cudnn_can(config: DecoderConfig, dtype: str) -> bool:
-    """Whether JAX's fused attention runs here: on NVIDIA GPUs, in 16 bits, with heads whose gradient it has."""
-    half = dtype in ("bfloat16", "float16")
-    return half and config.head_dim % 8 == 0 and config.head_dim <= widest_fused_head()

@@ -2,5 +2,5 @@
 
 A kernel comes in where a model asks whether it can run for the devices that a program is for, and goes out as the
 same numbers: every one has a plain form beside it, by which the sharding reads it and tests compare it. Start with
-`splash`, attention on TPUs.
+`choice`; `splash` is attention on TPUs, `flash` on GPUs.
 """

@@ -1,9 +1,5 @@
 """Causal attention on TPUs by JAX's splash kernel, which never writes the weights to memory.
 
-The compiler partitions no kernel of Pallas: it runs inside of `jax.shard_map`, on each device's own examples and heads.
-Which mesh that is, whoever traces the model says (`sharding.tensor_split`). Where programs are for CPUs it is
-interpreted, so that tests compare the same code with the plain form.
-
 Source: jax/experimental/pallas/ops/tpu/splash_attention (JAX 0.10), FlashAttention (arXiv 2205.14135).
 
 Shapes: B batch, S sequence, H query heads, G key and value heads, D dims of a head.
@@ -11,27 +7,19 @@ Shapes: B batch, S sequence, H query heads, G key and value heads, D dims of a h
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from redco_cli.chips.target import current_platform, current_target
-from redco_cli.sharding.batch_shards import is_batch_sharded
-from redco_cli.sharding.plan import BATCH_AXES, TENSOR
+from redco_cli.chips.target import current_platform
+from redco_cli.models.kernels.mapped import ATTENDED, on_each_device, plain_attention
 from redco_cli.sharding.program.reference import register_reference
-from redco_cli.sharding.tensor_split import current_mesh
 
 Array = Any
 NAME = "splash_attention"
-ATTENDED = "attended"
-"""Name of what attention gives, for policies of what a backward pass recomputes."""
-_SHORTEST = 128
-"""Tokens, below which a block would be mostly padding: the lanes of a TPU."""
 _BLOCKS = (512, 256, 128)
 """Tokens of a block of queries or keys, at best. Blocks of 2,048 need more of a core's memory than the compiler gives a
 kernel by itself."""
@@ -50,21 +38,6 @@ class Splash:
     window: int | None
     softcap: float | None
     interpret: bool
-
-
-def can_attend(batch: int, length: int) -> bool:
-    """Whether the kernel runs for rows of such a number and length in what is traced now.
-
-    Where nobody says for which mesh, as when a user calls a loaded model, several devices may share the arrays, and
-    the plain form is right on all of them. A program that is read to be planned runs on none.
-    """
-    if length < _SHORTEST:
-        return False
-    mesh = current_mesh()
-    if mesh is not None:
-        return bool(batch % math.prod(mesh.shape[axis] for axis in BATCH_AXES) == 0)
-    is_read = is_batch_sharded() or current_target() is not None
-    return is_read or current_platform() == "cpu" or jax.device_count() == 1
 
 
 def attend(
@@ -88,20 +61,7 @@ def attend(
         softcap: bound of the scores; None for none.
     """
     splash = Splash(window, softcap, interpret=current_platform() == "cpu")
-    mesh = current_mesh()
-    if mesh is None or mesh.size == 1:
-        return _on_one_device(q, k, v, segments, sinks, splash=splash)
-    ways = mesh.shape[TENSOR]
-    heads = TENSOR if q.shape[2] % ways == 0 else None
-    if heads and k.shape[2] % ways:
-        k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
-    tokens = PartitionSpec(BATCH_AXES, None, heads, None)
-    given = (tokens, tokens, tokens, PartitionSpec(BATCH_AXES, None), PartitionSpec(heads))
-    mapped = jax.shard_map(
-        partial(_on_one_device, splash=splash), mesh=mesh, in_specs=given, out_specs=tokens, check_vma=False
-    )
-    mixed: Array = mapped(q, k, v, segments, sinks)
-    return mixed
+    return on_each_device(partial(_on_one_device, splash=splash), q, k, v, segments, sinks)
 
 
 def _on_one_device(
@@ -160,31 +120,4 @@ def _blocks(
     return jnp.swapaxes(mixed, 1, 2)
 
 
-def repeat_heads(x: Array, heads: int) -> Array:
-    """Each of the G heads [B, K, G, D] for every query head that shares it: [B, K, H, D]."""
-    batch, keys, own, dims = x.shape
-    if own == heads:
-        return x
-    x = jnp.broadcast_to(x[:, :, :, None], (batch, keys, own, heads // own, dims))
-    return x.reshape(batch, keys, heads, dims)
-
-
-def _plain(*operands: Array) -> Array:
-    """What the sharding reads of the forward pass: who meets whom, without masks.
-
-    Flax takes out of a loop over layers what is the same for all of them. What it takes out of the kernel's function,
-    masks and numbers, has its name too: queries, keys and values are not among the operands there.
-    """
-    arrays = [x for x in operands if x.ndim == 4]
-    if len(arrays) != 3:
-        return NotImplemented
-    q, k, v = arrays
-    k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
-    mixed = jax.nn.dot_product_attention(q, k, v, implementation="xla")
-    for sinks in operands:
-        if sinks.shape == q.shape[2:3] and jnp.issubdtype(sinks.dtype, jnp.floating):
-            mixed = mixed * sinks[:, None].astype(mixed.dtype)
-    return mixed
-
-
-register_reference(NAME, _plain, causal=True)
+register_reference(NAME, plain_attention, causal=True)

@@ -1,4 +1,4 @@
-"""What a kernel of fused attention computes, as a compiled program tells: cuDNN's, and Pallas kernels of TPUs."""
+"""What a kernel of fused attention computes, as a compiled program tells: cuDNN's, and those of Pallas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redco_cli.sharding.bands import window_share
+from redco_cli.sharding.bands import flash_share, window_share
 from redco_cli.sharding.compiled.hlo import Instruction
 
 _FORWARD, _BACKWARD = 2, 5
@@ -16,6 +16,8 @@ arXiv:2307.08691, section 3)."""
 _OF_A_KERNEL = {"": _FORWARD, "queries": 3, "keys and values": 4, "all": _BACKWARD}
 """Where the backward pass is two kernels, both compute Q·K and dP."""
 _SCORES = r'"intermediate_tensor_shape": ?\{"element_type": ?"\w+", ?"dimensions": ?\[([^\]]*)\]'
+TRITON = "__gpu$xla.gpu.triton"
+"""What a custom call to a Pallas kernel of a GPU has as its target, whichever it is."""
 _FLOATS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -49,7 +51,14 @@ def attention_of(target: str, instruction: Instruction, operands: Sequence[str])
         return _of_cudnn(
             target, instruction, _arrays(operands[0])[0][1], [int(one) for one in re.findall(r"\d+", shape[1])]
         )
+    if target == TRITON:
+        return _of_a_gpu(instruction, operands)
     return _of_a_tpu(instruction, operands) if target == "tpu_custom_call" else None
+
+
+def triton_kernel(instruction: Instruction) -> str:
+    """The name of the Pallas kernel that a call of `TRITON` runs."""
+    return instruction.source.removesuffix("/pallas_call").rpartition("/")[2]
 
 
 def _of_cudnn(target: str, instruction: Instruction, queries: list[int], scores: list[int]) -> Attention:
@@ -65,6 +74,18 @@ def _seen(attributes: str, length: int) -> float:
         return 1.0
     window = re.search(r'"sliding_window_length": ?"?([1-9]\d*)', attributes)
     return 0.5 if window is None else min(0.5, int(window[1]) / length)
+
+
+def _of_a_gpu(instruction: Instruction, operands: Sequence[str]) -> Attention | None:
+    """A kernel of `models/kernels/flash`, on [batch, length, heads, head_dim] with the queries first."""
+    name = triton_kernel(instruction)
+    dtype, queries = _arrays(operands[0])[0]
+    share = flash_share(name, queries[1])
+    if share is None:
+        return None
+    gradients = "keys and values" if "dkv" in name else "queries" if "dq" in name else ""
+    flops = 2 * _OF_A_KERNEL[gradients] * math.prod(queries) * queries[1] * share
+    return Attention(bool(gradients), int(flops), _FLOATS[dtype], queries[-1])
 
 
 def _of_a_tpu(instruction: Instruction, operands: Sequence[str]) -> Attention | None:

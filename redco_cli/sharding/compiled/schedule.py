@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from redco_cli.sharding.compiled.attention import TRITON, triton_kernel
 from redco_cli.sharding.compiled.hlo import Computation, HloModule, Instruction, parse, size_in_bytes, trip_count
 
 SCATTERED = "all-reduce-scatter"
@@ -138,10 +139,12 @@ def compiled_kernels(text: str) -> Kernels:
 
 
 def _of_libraries(instruction: Instruction) -> list[str]:
-    """The kernel that an instruction calls, if any; those of Pallas have one target, and are told by its name."""
+    """The kernel that an instruction calls, if any; those of Pallas have one target, and are told by name."""
     if instruction.opcode != "custom-call":
         return []
     names: list[str] = _LIBRARIES.findall(instruction.attributes)
+    if names == [TRITON]:
+        return [triton_kernel(instruction)]
     return [instruction.name.rpartition(".")[0] or instruction.name if name == _PALLAS else name for name in names]
 
 

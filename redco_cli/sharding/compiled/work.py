@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from redco_cli.sharding.compiled.attention import attention_of
+from redco_cli.sharding.compiled.attention import TRITON, attention_of
 from redco_cli.sharding.compiled.hlo import Computation, HloModule, Instruction, size_in_bytes
 
 Kind = Literal["matmul", "attention", "attention backward", "memory"]
@@ -76,7 +76,8 @@ def _library(computation: Computation, instruction: Instruction, moved: int, cyc
     name = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
     target, attributes = name[1] if name else "", instruction.attributes
     operands = [computation[name].type for name in instruction.operands if name in computation]
-    attention = attention_of(target, instruction, operands) if _ATTENTION.search(target + instruction.name) else None
+    named = _ATTENTION.search(target + instruction.name) or target == TRITON
+    attention = attention_of(target, instruction, operands) if named else None
     if attention is not None:
         kind: Kind = "attention backward" if attention.backward else "attention"
         return Work(kind, attention.flops, attention.dtype, moved, cycles, width=attention.width)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from redco_cli.sharding.bands import window_share
+from redco_cli.sharding.bands import flash_share, window_share
 from redco_cli.sharding.program.branches import Shares, branch_shares
 from redco_cli.sharding.program.reference import is_causal, reference_jaxpr
 
@@ -122,8 +122,13 @@ def _share_of_scores(equation: Any) -> float:
 
     The grid of a kernel of splash attention ends with the blocks of queries, and how many of keys each of them has.
     """
-    grid = next((kernel.params["grid_mapping"].grid for kernel in _kernels(equation)), (1, 1))
-    queries, keys = grid[-2:] if len(grid) > 1 else (1, 1)
+    kernel = next(_kernels(equation), None)
+    if kernel is None:
+        return 0.5
+    share = flash_share(str(kernel.params.get("name")), equation.invars[0].aval.shape[1])
+    if share is not None:
+        return share
+    queries, keys = kernel.params["grid_mapping"].grid[-2:]
     return 0.5 if keys >= queries else window_share(queries, keys)
 
 

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from redco_cli.models.decoder import model
 from redco_cli.models.decoder.decoder import Decoder
 from redco_cli.models.kernels import splash
+from redco_cli.models.kernels.mapped import can_attend
 from redco_cli.run import train
 from redco_cli.sharding.derive import derive
 from redco_cli.sharding.plan import AXES, BATCH_AXES
@@ -39,11 +40,11 @@ def test_it_is_the_softmax_of_the_scores():
 def test_short_rows_and_batches_that_do_not_divide_are_left_to_the_plain_form():
     mesh = jax.make_mesh((2, 2, 2), AXES, axis_types=(AxisType.Auto,) * 3)
     plan = derive(lambda params, x: (x @ params["w"]).sum(), {"w": normal(8, 8)}, normal(4, 8), dict(mesh.shape))
-    assert splash.can_attend(3, 128)
-    assert not splash.can_attend(3, 127)
+    assert can_attend(3, 128)
+    assert not can_attend(3, 127)
     with split_as(plan, mesh):
-        assert splash.can_attend(8, 128)
-        assert not splash.can_attend(6, 128)
+        assert can_attend(8, 128)
+        assert not can_attend(6, 128)
 
 
 CASES = {
