@@ -6,7 +6,7 @@ import pytest
 
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.sharding.compiled.events import sent_bytes
-from tests.chips.programs import EVERY, PROGRAMS, RESULTS, fingerprint, planned
+from tests.chips.programs import BOUNDED, EVERY, PROGRAMS, RESULTS, fingerprint, planned
 
 FOUND = json.loads(RESULTS.read_text())
 
@@ -46,3 +46,5 @@ def test_attention_is_a_kernel_of_the_chip():
         kernel = "fmha" if program.target.startswith("h100") else "splash_mha"
         assert any(kernel in one for one in FOUND[name]["attention"]), name
         assert not any("Bias" in one for one in FOUND[name]["attention"]), name
+    for name in BOUNDED:
+        assert FOUND[name]["attention"] == ["flash_backward_dkv", "flash_backward_dq", "flash_forward"]

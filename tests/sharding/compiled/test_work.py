@@ -107,6 +107,37 @@ def test_a_window_of_cudnn_leaves_out_what_is_far():
     assert found(text, "fmha").flops == 2 * 2 * 32 * 8192 * 1024 * 128
 
 
+OF_A_GPU = """ENTRY %main (q: bf16[2,4096,8,128], k: bf16[2,4096,2,128]) -> bf16[2,4096,8,128] {
+  %q = bf16[2,4096,8,128]{3,2,1,0} parameter(0)
+  %k = bf16[2,4096,2,128]{3,2,1,0} parameter(1)
+  ROOT %pallas_call.0 = bf16[2,4096,8,128]{3,2,1,0} custom-call(%q, %k, %k), \
+custom_call_target="__gpu$xla.gpu.triton", metadata={op_name="jit(f)/jvp(jit(flash_attention))/NAME/pallas_call"}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernel", "products", "kind"),
+    [
+        ("flash_forward", 1, "attention"),
+        ("flash_forward_window_1024", 0.5, "attention"),
+        ("flash_backward_dq", 1.5, "attention backward"),
+        ("flash_backward_dkv", 2, "attention backward"),
+    ],
+)
+def test_attention_of_our_kernels_for_gpus(kernel, products, kind):
+    work = found(OF_A_GPU.replace("NAME", kernel), "pallas_call.0")
+    queries = 2 * 4096 * 8 * 128
+    assert work == Work(
+        kind, int(products * 2 * queries * 4096), "bfloat16", 2 * 2 * (queries + queries // 4), width=128
+    )
+
+
+def test_of_another_kernel_of_pallas_nothing_is_known():
+    work = found(OF_A_GPU.replace("NAME", "mine"), "pallas_call.0")
+    assert (work.kind, work.flops, work.opaque) == ("memory", 0, True)
+
+
 STACKED = """%update (p0: bf16[32,8,128], p1: s32[], p2: bf16[8,128]) -> bf16[32,8,128] {
   %p0 = bf16[32,8,128]{2,1,0} parameter(0)
   %p1 = s32[] parameter(1)
