@@ -97,11 +97,11 @@ class Attention(nn.Module):  # type: ignore[misc]
     def _pallas(self, shape: Sequence[int], context: AttentionContext) -> Callable[..., Array] | None:
         """The kernel of Pallas for queries [B, Q, H, D], where one computes what is to be and cuDNN's is not better."""
         drops = self.train and self.config.attention_dropout
-        if context.bias is not None or drops or not can_attend(*shape[:2]):
+        if drops or not can_attend(*shape[:2]):
             return None
         if self.kernel == "splash":
-            return splash.attend
-        told = context.mask is None and is_fused(self.config, self.kernel, train=self.train)
+            return splash.attend if context.bias is None else None
+        told = context.mask is None and context.bias is None and is_fused(self.config, self.kernel, train=self.train)
         return flash.attend if self.kernel == "flash" or (self.kernel == "cudnn" and not told) else None
 
     def _attend_by_kernel(
@@ -119,7 +119,8 @@ class Attention(nn.Module):  # type: ignore[misc]
         q = (q.astype(jnp.float32) * scale).astype(q.dtype)
         windows = _kinds(c)
         kinds = [partial(attend, window=window, softcap=c.attention_softcap) for window in windows]
-        return _by_window(kinds, windows, layer, (q, k, v, context.segments, layer.sinks))
+        biases = () if context.bias is None else (context.bias[:, :, 0],)
+        return _by_window(kinds, windows, layer, (q, k, v, context.segments, layer.sinks, *biases))
 
     def _attend_fused(self, q: Array, k: Array, v: Array, layer: LayerTraits, context: AttentionContext) -> Array:
         """What `_attend_in_blocks` returns, by JAX's function, told of the order and the window where it can be.

@@ -45,12 +45,13 @@ def can_attend(batch: int, length: int) -> bool:
 
 
 def on_each_device(
-    attend: Callable[[Array, Array, Array, Array | None, Array | None], Array],
+    attend: Callable[..., Array],
     q: Array,
     k: Array,
     v: Array,
     segments: Array | None,
     sinks: Array | None,
+    *biases: Array | None,
 ) -> Array:
     """What a kernel gives [B, S, H, D], run on the examples and heads of each device of the current mesh.
 
@@ -60,18 +61,21 @@ def on_each_device(
         k: [B, S, G, D], `v` likewise.
         segments: [B, S], or None.
         sinks: [H], or None.
+        biases: [B, H, S] each, or None.
     """
     mesh = current_mesh()
     if mesh is None or mesh.size == 1:
-        return attend(q, k, v, segments, sinks)
+        return attend(q, k, v, segments, sinks, *biases)
     ways = mesh.shape[TENSOR]
     heads = TENSOR if q.shape[2] % ways == 0 else None
     if heads and k.shape[2] % ways:
         k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
     tokens = PartitionSpec(BATCH_AXES, None, heads, None)
-    given = (tokens, tokens, tokens, PartitionSpec(BATCH_AXES, None), PartitionSpec(heads))
+    others = [PartitionSpec(BATCH_AXES, None), PartitionSpec(heads)]
+    others += [PartitionSpec(BATCH_AXES, heads, None)] * len(biases)
+    given = (tokens, tokens, tokens, *others)
     mapped = jax.shard_map(attend, mesh=mesh, in_specs=given, out_specs=tokens, check_vma=False)
-    mixed: Array = mapped(q, k, v, segments, sinks)
+    mixed: Array = mapped(q, k, v, segments, sinks, *biases)
     return mixed
 
 

@@ -18,15 +18,18 @@ from redco_cli.sharding.plan import AXES, BATCH_AXES
 from redco_cli.sharding.program.flops import count_products
 from redco_cli.sharding.tensor_split import split_as
 from tests.models.decoder.pairs import QUICK, hf_config, where
-from tests.models.kernels.test_splash import CASES, LENGTH, decoder, losses, normal, rows
+from tests.models.kernels.test_splash import CASES as COVERED
+from tests.models.kernels.test_splash import LENGTH, decoder, losses, normal, rows
 
 HIDDEN = -1e30
+CASES = COVERED | {"bloom": {}}
 
 
-def formula(q, k, v, segments, sinks, window, softcap):
+def formula(q, k, v, segments, sinks, bias=None, *, window, softcap):
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
     scores = scores if softcap is None else jnp.tanh(scores / softcap) * softcap
+    scores = scores if bias is None else scores + bias[:, :, None]
     distance = jnp.arange(q.shape[1])[:, None] - jnp.arange(q.shape[1])
     seen = (distance >= 0) & (distance < (window or q.shape[1]))
     if segments is not None:
@@ -65,10 +68,11 @@ def test_it_is_the_softmax_of_the_scores(dims, window, softcap, is_packed, has_s
     q = normal(2, length, 4, dims) * dims**-0.5
     k, v, weights = normal(2, length, 2, dims), normal(2, length, 2, dims), normal(2, length, 4, dims)
     segments, sinks = packed(length) if is_packed else None, normal(4) if has_sinks else None
+    bias = normal(1, 4, length) if window else None
     wanted = (0, 1, 2, 3) if has_sinks else (0, 1, 2)
 
     def loss(attend, *given):
-        return (attend(*given[:3], segments, given[3], window=window, softcap=softcap) * weights).sum()
+        return (attend(*given[:3], segments, given[3], bias, window=window, softcap=softcap) * weights).sum()
 
     (found, gradients), (expected, right) = (
         jax.jit(jax.value_and_grad(functools.partial(loss, attend), wanted), compiler_options=QUICK)(q, k, v, sinks)
@@ -116,7 +120,7 @@ def kernels(target, case, given, **changes):
         (FLASH, "a100:1", "gpt_oss", None, {}),  # sinks
         (FLASH, "a100:1", "llama", None, {"head_dim": 256}),  # no gradient of cuDNN's before Hopper
         (CUDNN, "h100:1", "llama", None, {"head_dim": 256}),
-        (CUDNN, "h100:1", "bloom", "segment_ids", {"hidden_size": 48}),  # ALiBi is a bias
+        (FLASH, "h100:1", "bloom", None, {"hidden_size": 48}),  # ALiBi
     ],
 )
 def test_cudnn_computes_what_it_can_be_told(expected, target, case, given, changes):

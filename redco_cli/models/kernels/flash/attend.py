@@ -29,6 +29,7 @@ def attend(
     v: Array,
     segments: Array | None,
     sinks: Array | None,
+    bias: Array | None = None,
     *,
     window: int | None,
     softcap: float | None,
@@ -40,51 +41,58 @@ def attend(
         k: [B, S, G, D], `v` likewise.
         segments: tokens see those with the same number only [B, S], int32; None for all.
         sinks: what each query head may look at instead of keys [H]; None for nothing.
+        bias: what each key adds to its scores [1 or B, H, S], float32; None for nothing. It has no gradient.
         window: tokens that a token sees, itself included; None for all before it.
         softcap: bound of the scores; None for none.
     """
     flash = Flash(window, softcap, interpret=current_platform() == "cpu")
-    return on_each_device(partial(_on_one_device, flash=flash), q, k, v, segments, sinks)
+    bias = None if bias is None else jnp.broadcast_to(bias, (q.shape[0], *bias.shape[1:]))
+    return on_each_device(partial(_on_one_device, flash=flash), q, k, v, segments, sinks, bias)
 
 
-def _on_one_device(q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, *, flash: Flash) -> Array:
+def _on_one_device(
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, *, flash: Flash
+) -> Array:
     """`attend` of the examples and heads of one device, padded to whole blocks: what is added is after all tokens."""
     length = q.shape[1]
     more = -length % SHORTEST
     if more:
         q, k, v = (jnp.pad(x, ((0, 0), (0, more), (0, 0), (0, 0))) for x in (q, k, v))
         segments = None if segments is None else jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
+        bias = None if bias is None else jnp.pad(bias, ((0, 0), (0, 0), (0, more)))
 
-    def flash_attention(q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None) -> Array:
-        return _attention(q, k, v, segments, sinks, flash)
+    def flash_attention(q: Array, k: Array, v: Array, *others: Array | None) -> Array:
+        return _attention(q, k, v, *others, flash)
 
     assert flash_attention.__name__ == NAME
-    mixed: Array = jax.jit(flash_attention)(q, k, v, segments, sinks)
+    mixed: Array = jax.jit(flash_attention)(q, k, v, segments, sinks, bias)
     return mixed[:, :length] if more else mixed
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _attention(q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, flash: Flash) -> Array:
-    return forward(q, k, v, segments, sinks, flash)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def _attention(
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, flash: Flash
+) -> Array:
+    return forward(q, k, v, segments, sinks, bias, flash)[0]
 
 
 def _kept(
-    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, flash: Flash
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, flash: Flash
 ) -> tuple[Array, tuple[Any, ...]]:
-    mixed, log_sums = (checkpoint_name(x, ATTENDED) for x in forward(q, k, v, segments, sinks, flash))
-    return mixed, (q, k, v, segments, sinks, mixed, log_sums)
+    mixed, log_sums = (checkpoint_name(x, ATTENDED) for x in forward(q, k, v, segments, sinks, bias, flash))
+    return mixed, (q, k, v, segments, sinks, bias, mixed, log_sums)
 
 
 def _backward(flash: Flash, kept: tuple[Any, ...], gradient: Array) -> tuple[Array | None, ...]:
-    q, k, v, segments, sinks, mixed, log_sums = kept
+    q, k, v, segments, sinks, bias, mixed, log_sums = kept
     moved = jnp.einsum("bshd,bshd->bhs", mixed, gradient, preferred_element_type=jnp.float32)
-    given = (q, k, v, segments, gradient, log_sums, moved)
+    given = (q, k, v, segments, bias, gradient, log_sums, moved)
     dk, dv = key_gradients(*given, flash)
     dq = query_gradients(*given, flash)
     if sinks is None:
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None, None, None
     weights = jnp.exp2(sinks.astype(jnp.float32)[:, None] * LOG2_E - log_sums)
-    return dq, dk, dv, None, -jnp.sum(weights * moved, axis=(0, 2)).astype(sinks.dtype)
+    return dq, dk, dv, None, -jnp.sum(weights * moved, axis=(0, 2)).astype(sinks.dtype), None
 
 
 _attention.defvjp(_kept, _backward)

@@ -32,7 +32,15 @@ Array = Any
 
 
 def key_gradients(
-    q: Array, k: Array, v: Array, segments: Array | None, gradient: Array, log_sums: Array, moved: Array, flash: Flash
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array | None,
+    bias: Array | None,
+    gradient: Array,
+    log_sums: Array,
+    moved: Array,
+    flash: Flash,
 ) -> tuple[Array, Array]:
     """Of keys and values [B, S, G, D]: those of all the query heads that share them, added up in the kernel."""
     batch, length, heads, dims = q.shape
@@ -53,6 +61,7 @@ def key_gradients(
             of_keys,
             None if segments is None else pl.BlockSpec((None, length), lambda b, g, j: (b, 0)),
             None if last is None else pl.BlockSpec((None, pieces), lambda b, g, j: (b, 0)),
+            None if bias is None else per_query,
             of_queries,
             per_query,
             per_query,
@@ -61,7 +70,7 @@ def key_gradients(
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
         interpret=flash.interpret,
         name=name_of("flash_backward_dkv", flash),
-    )(q, k, v, segments, last, gradient, log_sums, moved)
+    )(q, k, v, segments, last, bias, gradient, log_sums, moved)
     return dk, dv
 
 
@@ -71,6 +80,7 @@ def _key_kernel(
     v_ref: Any,
     segments_ref: Any,
     last_ref: Any,
+    bias_ref: Any,
     gradient_ref: Any,
     log_sums_ref: Any,
     moved_ref: Any,
@@ -94,7 +104,8 @@ def _key_kernel(
             dk, dv = carry
             here = pl.ds(at * blocks.queries, blocks.queries)
             q, gradient = load(q_ref, (here, head), dims), load(gradient_ref, (here, head), dims)
-            scores, slope = scores_of(q, k, segments_ref, here, there, flash)
+            bias = None if bias_ref is None else bias_ref[head, there]
+            scores, slope = scores_of(q, k, bias, segments_ref, here, there, flash)
             weights = jnp.exp2(scores - log_sums_ref[head, here][:, None])
             dv = dv + triton.dot(weights.T.astype(gradient.dtype), gradient)
             pull = weights * (triton.dot(gradient, v.T) - moved_ref[head, here][:, None])
@@ -111,7 +122,15 @@ def _key_kernel(
 
 
 def query_gradients(
-    q: Array, k: Array, v: Array, segments: Array | None, gradient: Array, log_sums: Array, moved: Array, flash: Flash
+    q: Array,
+    k: Array,
+    v: Array,
+    segments: Array | None,
+    bias: Array | None,
+    gradient: Array,
+    log_sums: Array,
+    moved: Array,
+    flash: Flash,
 ) -> Array:
     """Of the queries [B, S, H, D]."""
     batch, length, heads, dims = q.shape
@@ -131,6 +150,7 @@ def query_gradients(
             of_keys,
             None if segments is None else pl.BlockSpec((None, length), lambda b, h, i: (b, 0)),
             None if first is None else pl.BlockSpec((None, pieces), lambda b, h, i: (b, 0)),
+            None if bias is None else pl.BlockSpec((None, None, length), lambda b, h, i: (b, h, 0)),
             of_queries,
             per_query,
             per_query,
@@ -139,7 +159,7 @@ def query_gradients(
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
         interpret=flash.interpret,
         name=name_of("flash_backward_dq", flash),
-    )(q, k, v, segments, first, gradient, log_sums, moved)
+    )(q, k, v, segments, first, bias, gradient, log_sums, moved)
     return dq
 
 
@@ -149,6 +169,7 @@ def _query_kernel(
     v_ref: Any,
     segments_ref: Any,
     first_ref: Any,
+    bias_ref: Any,
     gradient_ref: Any,
     log_sums_ref: Any,
     moved_ref: Any,
@@ -167,7 +188,8 @@ def _query_kernel(
     def add(at: Array, dq: Array) -> Array:
         there = pl.ds(at * blocks.keys, blocks.keys)
         k = load(k_ref, there, dims)
-        scores, slope = scores_of(q, k, segments_ref, here, there, flash)
+        bias = None if bias_ref is None else bias_ref[there]
+        scores, slope = scores_of(q, k, bias, segments_ref, here, there, flash)
         pull = jnp.exp2(scores - log_sums[:, None])
         pull = pull * (triton.dot(gradient, load(v_ref, there, dims).T) - moved[:, None])
         pull = pull if slope is None else pull * slope

@@ -69,12 +69,15 @@ def size_of(kernel: Kernel, dims: int) -> Blocks:
     return next(sizes[kernel] for widest, sizes in _SIZES.items() if dims <= widest)
 
 
-def scores_of(q: Array, k: Array, segments_ref: Any, here: Any, there: Any, flash: Flash) -> tuple[Array, Array | None]:
+def scores_of(
+    q: Array, k: Array, bias: Array | None, segments_ref: Any, here: Any, there: Any, flash: Flash
+) -> tuple[Array, Array | None]:
     """Scores of base 2 [queries, keys], hidden ones as `_MASKED`, and their slope where they are bounded."""
     scores, slope = triton.dot(q, k.T), None
     if flash.softcap is not None:
         bounded = jnp.tanh(scores / flash.softcap)
         scores, slope = bounded * flash.softcap, 1 - bounded * bounded
+    scores = scores if bias is None else scores + bias[None, :]
     distance = (here.start + jnp.arange(here.size))[:, None] - (there.start + jnp.arange(there.size))[None, :]
     seen = distance >= 0
     if flash.window is not None:

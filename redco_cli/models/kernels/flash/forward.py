@@ -31,7 +31,7 @@ Array = Any
 
 
 def forward(
-    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, flash: Flash
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, flash: Flash
 ) -> tuple[Array, Array]:
     """What attention gives [B, S, H, D], and the logarithms of base 2 of what the weights were divided by [B, H, S]."""
     batch, length, heads, dims = q.shape
@@ -44,6 +44,7 @@ def forward(
         None if segments is None else pl.BlockSpec((None, length), lambda b, h, i: (b, 0)),
         None if first is None else pl.BlockSpec((None, pieces), lambda b, h, i: (b, 0)),
         None if sinks is None else pl.BlockSpec((heads,), lambda b, h, i: (0,)),
+        None if bias is None else pl.BlockSpec((None, None, length), lambda b, h, i: (b, h, 0)),
     ]
     results = [jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)]
     mixed, log_sums = pl.pallas_call(
@@ -58,7 +59,7 @@ def forward(
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
         interpret=flash.interpret,
         name=name_of("flash_forward", flash),
-    )(q, k, v, segments, first, None if sinks is None else sinks.astype(jnp.float32))
+    )(q, k, v, segments, first, None if sinks is None else sinks.astype(jnp.float32), bias)
     return mixed, log_sums
 
 
@@ -69,6 +70,7 @@ def _forward_kernel(
     segments_ref: Any,
     first_ref: Any,
     sinks_ref: Any,
+    bias_ref: Any,
     mixed_ref: Any,
     log_sums_ref: Any,
     *,
@@ -84,7 +86,8 @@ def _forward_kernel(
     def add(at: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         mixed, largest, total = carry
         there = pl.ds(at * blocks.keys, blocks.keys)
-        scores, _ = scores_of(q, load(k_ref, there, dims), segments_ref, here, there, flash)
+        bias = None if bias_ref is None else bias_ref[there]
+        scores, _ = scores_of(q, load(k_ref, there, dims), bias, segments_ref, here, there, flash)
         now = jnp.maximum(largest, jnp.max(scores, axis=1))
         shrunk, weights = jnp.exp2(largest - now), jnp.exp2(scores - now[:, None])
         v = load(v_ref, there, dims)
