@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from redco_cli.models.decoder import model
 from redco_cli.models.decoder.decoder import Decoder
-from redco_cli.models.kernels import splash
+from redco_cli.models.kernels import choice, splash
 from redco_cli.models.kernels.mapped import can_attend
 from redco_cli.run import train
 from redco_cli.sharding.derive import derive
@@ -56,6 +55,7 @@ CASES = {
     "gpt_oss": {"sliding_window": 17},
     "gpt2": {"n_positions": 256, "scale_attn_by_inverse_layer_idx": True},
     "opt": {"max_position_embeddings": 256},
+    "bloom": {},
 }
 
 
@@ -162,7 +162,7 @@ def test_a_run_is_the_same_with_it_on_a_mesh(packing, tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     given = [f"data.packing={packing}", "data.buckets=false"]
     train("recipe.yaml", [*given, "mesh={data: 1}", "output_dir=plain"])
-    monkeypatch.setattr(model, "current_platform", lambda: "tpu")
+    monkeypatch.setattr(choice, "current_platform", lambda: "tpu")
     used = []
     attend = splash.attend
     monkeypatch.setattr(splash, "attend", lambda *args, **named: used.append(current_mesh()) or attend(*args, **named))
