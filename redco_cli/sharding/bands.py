@@ -14,6 +14,15 @@ def window_share(blocks: int, window: int) -> float:
     return (blocks * window - window * (window - 1) / 2) / blocks**2
 
 
+def causal_share(length: int, window: int | None) -> float:
+    """Which share of the scores of so many tokens a kernel computes that leaves out what is later, or out of a window.
+
+    >>> causal_share(1024, None), causal_share(1024, 128)
+    (0.5, 0.125)
+    """
+    return min(0.5, window / length) if window else 0.5
+
+
 def flash_share(kernel: str, length: int) -> float | None:
     """Which share of the scores of so many tokens a kernel of flash attention computes, by its name; None for others.
 
@@ -25,4 +34,4 @@ def flash_share(kernel: str, length: int) -> float | None:
     named = re.match(r"flash_(?:forward|backward_dkv|backward_dq)(?:_window_(\d+))?$", kernel)
     if named is None:
         return None
-    return 0.5 if named[1] is None else min(0.5, int(named[1]) / length)
+    return causal_share(length, int(named[1]) if named[1] else None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -27,6 +28,21 @@ ATTENDED = "attended"
 """Name of what attention gives, for policies of what a backward pass recomputes."""
 SHORTEST = 128
 """Tokens, below which a block would be mostly padding: the lanes of a TPU, a block of queries on a GPU."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is fixed when a kernel is made.
+
+    Attributes:
+        window: tokens that a token sees, itself included; None for all before it.
+        softcap: bound of the scores; None for none.
+        interpret: run it as plain JAX operations.
+    """
+
+    window: int | None
+    softcap: float | None
+    interpret: bool
 
 
 def can_attend(batch: int, length: int) -> bool:

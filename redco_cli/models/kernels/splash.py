@@ -7,7 +7,6 @@ Shapes: B batch, S sequence, H query heads, G key and value heads, D dims of a h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.chips.target import current_platform
-from redco_cli.models.kernels.mapped import ATTENDED, on_each_device, plain_attention
+from redco_cli.models.kernels.mapped import ATTENDED, Form, on_each_device, plain_attention
 from redco_cli.sharding.program.reference import register_reference
 
 Array = Any
@@ -23,21 +22,6 @@ NAME = "splash_attention"
 _BLOCKS = (512, 256, 128)
 """Tokens of a block of queries or keys, at best. Blocks of 2,048 need more of a core's memory than the compiler gives a
 kernel by itself."""
-
-
-@dataclass(frozen=True)
-class Splash:
-    """What is fixed when the kernel is made.
-
-    Attributes:
-        window: tokens that a token sees, itself included; None for all before it.
-        softcap: bound of the scores; None for none.
-        interpret: run it as plain JAX operations.
-    """
-
-    window: int | None
-    softcap: float | None
-    interpret: bool
 
 
 def attend(
@@ -60,13 +44,11 @@ def attend(
         window: tokens that a token sees, itself included; None for all before it.
         softcap: bound of the scores; None for none.
     """
-    splash = Splash(window, softcap, interpret=current_platform() == "cpu")
-    return on_each_device(partial(_on_one_device, splash=splash), q, k, v, segments, sinks)
+    form = Form(window, softcap, interpret=current_platform() == "cpu")
+    return on_each_device(partial(_on_one_device, form=form), q, k, v, segments, sinks)
 
 
-def _on_one_device(
-    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, *, splash: Splash
-) -> Array:
+def _on_one_device(q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, *, form: Form) -> Array:
     """`attend` of the examples and heads of one device, padded to whole blocks: what is added is after all tokens."""
     length = q.shape[1]
     block = next((size for size in _BLOCKS if length >= 2 * size), _BLOCKS[-1])
@@ -76,7 +58,7 @@ def _on_one_device(
         segments = None if segments is None else jnp.pad(segments, ((0, 0), (0, more)), constant_values=-1)
 
     def splash_attention(q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None) -> Array:
-        return _blocks(q, k, v, segments, sinks, splash=splash, block=block)
+        return _blocks(q, k, v, segments, sinks, form=form, block=block)
 
     assert splash_attention.__name__ == NAME
     mixed: Array = jax.jit(splash_attention)(q, k, v, segments, sinks)
@@ -84,15 +66,15 @@ def _on_one_device(
 
 
 def _blocks(
-    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, *, splash: Splash, block: int
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, *, form: Form, block: int
 ) -> Array:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     length, heads = q.shape[1:3]
     seen: Any = masks.CausalMask((length, length))
-    if splash.window is not None and splash.window < length:
-        seen = masks.LocalMask((length, length), (splash.window - 1, 0), 0)
+    if form.window is not None and form.window < length:
+        seen = masks.LocalMask((length, length), (form.window - 1, 0), 0)
     sizes = kernels.BlockSizes(
         block_q=block,
         block_kv=block,
@@ -106,9 +88,9 @@ def _blocks(
         block_sizes=sizes,
         head_shards=1,
         q_seq_shards=1,
-        attn_logits_soft_cap=splash.softcap,
+        attn_logits_soft_cap=form.softcap,
         residual_checkpoint_name=ATTENDED,
-        interpret=splash.interpret,
+        interpret=form.interpret,
     )
 
     def row(q: Array, k: Array, v: Array, numbers: Array | None) -> Array:

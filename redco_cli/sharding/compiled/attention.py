@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from redco_cli.sharding.bands import flash_share, window_share
+from redco_cli.sharding.bands import causal_share, flash_share, window_share
 from redco_cli.sharding.compiled.hlo import Instruction
 
 _FORWARD, _BACKWARD = 2, 5
@@ -73,7 +73,7 @@ def _seen(attributes: str, length: int) -> float:
     if not re.search(r'"mask_type": ?"(?:PADDING_)?CAUSAL', attributes):
         return 1.0
     window = re.search(r'"sliding_window_length": ?"?([1-9]\d*)', attributes)
-    return 0.5 if window is None else min(0.5, int(window[1]) / length)
+    return causal_share(length, int(window[1]) if window else None)
 
 
 def _of_a_gpu(instruction: Instruction, operands: Sequence[str]) -> Attention | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from redco_cli.sharding.bands import flash_share, window_share
+from redco_cli.sharding.bands import causal_share, flash_share, window_share
 from redco_cli.sharding.program.branches import Shares, branch_shares
 from redco_cli.sharding.program.reference import is_causal, reference_jaxpr
 
@@ -112,8 +112,8 @@ def _fused(equation: Any, flops: int) -> Products:
         return Products(flops, 0, written)
     mask = equation.params.get("mask_type", 0)
     if int(getattr(mask, "value", mask)) in _CAUSAL:
-        window, length = equation.params.get("sliding_window_length") or 0, max(equation.invars[1].aval.shape[1:3])
-        flops = int(flops * min(0.5, window / length if window else 1.0))
+        window, length = equation.params.get("sliding_window_length"), max(equation.invars[1].aval.shape[1:3])
+        flops = int(flops * causal_share(length, window))
     return Products(flops, flops, written)
 
 

@@ -6,19 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.models.decoder.model import build_decoder
 from redco_cli.models.hf_config import decoder_config
 from redco_cli.models.kernels.flash import attend as flash
 from redco_cli.models.kernels.flash import blocks
-from redco_cli.sharding.derive import derive
-from redco_cli.sharding.plan import AXES, BATCH_AXES
 from redco_cli.sharding.program.flops import count_products
-from redco_cli.sharding.tensor_split import split_as
 from tests.models.decoder.pairs import QUICK, hf_config, where
-from tests.models.kernels.test_splash import CASES, LENGTH, decoder, losses, normal, rows
+from tests.models.kernels.test_splash import CASES, LENGTH, compare_with_one_device, decoder, losses, normal, rows
 
 HIDDEN = -1e30
 
@@ -153,22 +149,4 @@ def test_models_are_those_of_the_plain_form(case):
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (8, 1, 1)])
 def test_every_mesh_gives_what_one_device_gives(sizes):
-    module, params = decoder("gpt_oss")
-    module = module.clone(kernel="flash")
-    ids, mask, segments = rows(8)
-    loss = losses(module, normal(LENGTH, module.config.hidden_size))
-    given = (ids, jnp.asarray(mask), segments)
-    expected, wanted = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(params, *given)
-    mesh = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * 3)
-    plan = derive(lambda params, batch: loss(params, *batch), params, given, dict(mesh.shape))
-
-    def on_the_mesh(*arguments):
-        with split_as(plan, mesh):
-            return loss(*arguments)
-
-    placed = jax.tree.map(lambda leaf, spec: jax.device_put(leaf, NamedSharding(mesh, spec)), params, plan.specs)
-    split = [jax.device_put(x, NamedSharding(mesh, PartitionSpec(BATCH_AXES))) for x in given]
-    value, found = jax.jit(jax.value_and_grad(on_the_mesh), compiler_options=QUICK)(placed, *split)
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
-    largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
-    jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=1e-5 * largest), found, wanted)
+    compare_with_one_device("gpt_oss", "flash", sizes)

@@ -119,11 +119,10 @@ def test_heads_of_keys_that_do_not_divide_are_repeated(sizes):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(2, 2, 2), (8, 1, 1)])
-def test_every_mesh_gives_what_one_device_gives(sizes):
-    module, params = decoder("llama")
-    module = module.clone(kernel="splash")
+def compare_with_one_device(case, kernel, sizes):
+    """Losses and gradients of a model by a kernel on a mesh, and on one device."""
+    module, params = decoder(case)
+    module = module.clone(kernel=kernel)
     ids, mask, segments = rows(8)
     loss = losses(module, normal(LENGTH, module.config.hidden_size))
     given = (ids, jnp.asarray(mask), segments)
@@ -141,6 +140,12 @@ def test_every_mesh_gives_what_one_device_gives(sizes):
     np.testing.assert_allclose(value, expected, rtol=1e-5)
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=1e-5 * largest), found, wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (8, 1, 1)])
+def test_every_mesh_gives_what_one_device_gives(sizes):
+    compare_with_one_device("llama", "splash", sizes)
 
 
 RECIPE = """

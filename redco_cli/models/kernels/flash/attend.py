@@ -14,9 +14,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from redco_cli.chips.target import current_platform
 from redco_cli.models.kernels.flash.backward import key_gradients, query_gradients
-from redco_cli.models.kernels.flash.blocks import LOG2_E, Flash
+from redco_cli.models.kernels.flash.blocks import LOG2_E
 from redco_cli.models.kernels.flash.forward import forward
-from redco_cli.models.kernels.mapped import ATTENDED, SHORTEST, on_each_device, plain_attention
+from redco_cli.models.kernels.mapped import ATTENDED, SHORTEST, Form, on_each_device, plain_attention
 from redco_cli.sharding.program.reference import register_reference
 
 Array = Any
@@ -45,13 +45,13 @@ def attend(
         window: tokens that a token sees, itself included; None for all before it.
         softcap: bound of the scores; None for none.
     """
-    flash = Flash(window, softcap, interpret=current_platform() == "cpu")
+    form = Form(window, softcap, interpret=current_platform() == "cpu")
     bias = None if bias is None else jnp.broadcast_to(bias, (q.shape[0], *bias.shape[1:]))
-    return on_each_device(partial(_on_one_device, flash=flash), q, k, v, segments, sinks, bias)
+    return on_each_device(partial(_on_one_device, form=form), q, k, v, segments, sinks, bias)
 
 
 def _on_one_device(
-    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, *, flash: Flash
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, *, form: Form
 ) -> Array:
     """`attend` of the examples and heads of one device, padded to whole blocks: what is added is after all tokens."""
     length = q.shape[1]
@@ -62,7 +62,7 @@ def _on_one_device(
         bias = None if bias is None else jnp.pad(bias, ((0, 0), (0, 0), (0, more)))
 
     def flash_attention(q: Array, k: Array, v: Array, *others: Array | None) -> Array:
-        return _attention(q, k, v, *others, flash)
+        return _attention(q, k, v, *others, form)
 
     assert flash_attention.__name__ == NAME
     mixed: Array = jax.jit(flash_attention)(q, k, v, segments, sinks, bias)
@@ -71,24 +71,24 @@ def _on_one_device(
 
 @partial(jax.custom_vjp, nondiff_argnums=(6,))
 def _attention(
-    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, flash: Flash
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, form: Form
 ) -> Array:
-    return forward(q, k, v, segments, sinks, bias, flash)[0]
+    return forward(q, k, v, segments, sinks, bias, form)[0]
 
 
 def _kept(
-    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, flash: Flash
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, form: Form
 ) -> tuple[Array, tuple[Any, ...]]:
-    mixed, log_sums = (checkpoint_name(x, ATTENDED) for x in forward(q, k, v, segments, sinks, bias, flash))
+    mixed, log_sums = (checkpoint_name(x, ATTENDED) for x in forward(q, k, v, segments, sinks, bias, form))
     return mixed, (q, k, v, segments, sinks, bias, mixed, log_sums)
 
 
-def _backward(flash: Flash, kept: tuple[Any, ...], gradient: Array) -> tuple[Array | None, ...]:
+def _backward(form: Form, kept: tuple[Any, ...], gradient: Array) -> tuple[Array | None, ...]:
     q, k, v, segments, sinks, bias, mixed, log_sums = kept
     moved = jnp.einsum("bshd,bshd->bhs", mixed, gradient, preferred_element_type=jnp.float32)
     given = (q, k, v, segments, bias, gradient, log_sums, moved)
-    dk, dv = key_gradients(*given, flash)
-    dq = query_gradients(*given, flash)
+    dk, dv = key_gradients(*given, form)
+    dq = query_gradients(*given, form)
     if sinks is None:
         return dq, dk, dv, None, None, None
     weights = jnp.exp2(sinks.astype(jnp.float32)[:, None] * LOG2_E - log_sums)

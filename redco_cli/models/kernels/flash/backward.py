@@ -15,7 +15,6 @@ from jax.experimental.pallas import triton
 
 from redco_cli.models.kernels.flash.blocks import (
     Blocks,
-    Flash,
     first_keys,
     keys_of,
     last_queries,
@@ -27,6 +26,7 @@ from redco_cli.models.kernels.flash.blocks import (
     size_of,
     store,
 )
+from redco_cli.models.kernels.mapped import Form
 
 Array = Any
 
@@ -40,7 +40,7 @@ def key_gradients(
     gradient: Array,
     log_sums: Array,
     moved: Array,
-    flash: Flash,
+    form: Form,
 ) -> tuple[Array, Array]:
     """Of keys and values [B, S, G, D]: those of all the query heads that share them, added up in the kernel."""
     batch, length, heads, dims = q.shape
@@ -52,7 +52,7 @@ def key_gradients(
     of_keys = pl.BlockSpec((None, blocks.keys, None, wide), lambda b, g, j: (b, j, g, 0))
     per_query = pl.BlockSpec((None, share, length), lambda b, g, j: (b, g, 0))
     dk, dv = pl.pallas_call(
-        partial(_key_kernel, flash=flash, blocks=blocks, dims=dims, share=share, length=length),
+        partial(_key_kernel, form=form, blocks=blocks, dims=dims, share=share, length=length),
         out_shape=[jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)],
         grid=(batch, own, pieces),
         in_specs=[
@@ -68,8 +68,8 @@ def key_gradients(
         ],
         out_specs=[of_keys, of_keys],
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
-        interpret=flash.interpret,
-        name=name_of("flash_backward_dkv", flash),
+        interpret=form.interpret,
+        name=name_of("flash_backward_dkv", form),
     )(q, k, v, segments, last, bias, gradient, log_sums, moved)
     return dk, dv
 
@@ -87,7 +87,7 @@ def _key_kernel(
     dk_ref: Any,
     dv_ref: Any,
     *,
-    flash: Flash,
+    form: Form,
     blocks: Blocks,
     dims: int,
     share: int,
@@ -97,7 +97,7 @@ def _key_kernel(
     number = pl.program_id(2)
     there = pl.ds(number * blocks.keys, blocks.keys)
     k, v = load(k_ref, slice(None), dims), load(v_ref, slice(None), dims)
-    low, high = queries_of(number, blocks, flash, last_ref, length)
+    low, high = queries_of(number, blocks, form, last_ref, length)
 
     def add_head(head: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         def add(at: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -105,7 +105,7 @@ def _key_kernel(
             here = pl.ds(at * blocks.queries, blocks.queries)
             q, gradient = load(q_ref, (here, head), dims), load(gradient_ref, (here, head), dims)
             bias = None if bias_ref is None else bias_ref[head, there]
-            scores, slope = scores_of(q, k, bias, segments_ref, here, there, flash)
+            scores, slope = scores_of(q, k, bias, segments_ref, here, there, form)
             weights = jnp.exp2(scores - log_sums_ref[head, here][:, None])
             dv = dv + triton.dot(weights.T.astype(gradient.dtype), gradient)
             pull = weights * (triton.dot(gradient, v.T) - moved_ref[head, here][:, None])
@@ -130,7 +130,7 @@ def query_gradients(
     gradient: Array,
     log_sums: Array,
     moved: Array,
-    flash: Flash,
+    form: Form,
 ) -> Array:
     """Of the queries [B, S, H, D]."""
     batch, length, heads, dims = q.shape
@@ -141,7 +141,7 @@ def query_gradients(
     of_keys = pl.BlockSpec((None, length, None, wide), lambda b, h, i: (b, 0, h // share, 0))
     per_query = pl.BlockSpec((None, None, blocks.queries), lambda b, h, i: (b, h, i))
     dq: Array = pl.pallas_call(
-        partial(_query_kernel, flash=flash, blocks=blocks, dims=dims),
+        partial(_query_kernel, form=form, blocks=blocks, dims=dims),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         grid=(batch, heads, pieces),
         in_specs=[
@@ -157,8 +157,8 @@ def query_gradients(
         ],
         out_specs=of_queries,
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
-        interpret=flash.interpret,
-        name=name_of("flash_backward_dq", flash),
+        interpret=form.interpret,
+        name=name_of("flash_backward_dq", form),
     )(q, k, v, segments, first, bias, gradient, log_sums, moved)
     return dq
 
@@ -175,7 +175,7 @@ def _query_kernel(
     moved_ref: Any,
     dq_ref: Any,
     *,
-    flash: Flash,
+    form: Form,
     blocks: Blocks,
     dims: int,
 ) -> None:
@@ -189,11 +189,11 @@ def _query_kernel(
         there = pl.ds(at * blocks.keys, blocks.keys)
         k = load(k_ref, there, dims)
         bias = None if bias_ref is None else bias_ref[there]
-        scores, slope = scores_of(q, k, bias, segments_ref, here, there, flash)
+        scores, slope = scores_of(q, k, bias, segments_ref, here, there, form)
         pull = jnp.exp2(scores - log_sums[:, None])
         pull = pull * (triton.dot(gradient, load(v_ref, there, dims).T) - moved[:, None])
         pull = pull if slope is None else pull * slope
         return dq + triton.dot(pull.astype(k.dtype), k)
 
-    low, high = keys_of(number, blocks, flash, first_ref)
+    low, high = keys_of(number, blocks, form, first_ref)
     store(dq_ref, jax.lax.fori_loop(low, high, add, jnp.zeros(q.shape, jnp.float32)), dims)

@@ -15,27 +15,14 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from redco_cli.models.kernels.mapped import Form
+
 Array = Any
 Kernel = Literal["forward", "keys", "queries"]
 """The last two are of the backward pass: gradients of keys and values, and of queries."""
 LOG2_E = math.log2(math.e)
 """Scores are of base 2, as is the exponential of GPUs."""
 _MASKED = -0.7 * float(np.finfo(np.float32).max)  # finite: a block that a token sees nothing of is still no NaN
-
-
-@dataclass(frozen=True)
-class Flash:
-    """What is fixed when the kernel is made.
-
-    Attributes:
-        window: tokens that a token sees, itself included; None for all before it.
-        softcap: bound of the scores; None for none.
-        interpret: run it as plain JAX operations.
-    """
-
-    window: int | None
-    softcap: float | None
-    interpret: bool
 
 
 @dataclass(frozen=True)
@@ -70,39 +57,39 @@ def size_of(kernel: Kernel, dims: int) -> Blocks:
 
 
 def scores_of(
-    q: Array, k: Array, bias: Array | None, segments_ref: Any, here: Any, there: Any, flash: Flash
+    q: Array, k: Array, bias: Array | None, segments_ref: Any, here: Any, there: Any, form: Form
 ) -> tuple[Array, Array | None]:
     """Scores of base 2 [queries, keys], hidden ones as `_MASKED`, and their slope where they are bounded."""
     scores, slope = triton.dot(q, k.T), None
-    if flash.softcap is not None:
-        bounded = jnp.tanh(scores / flash.softcap)
-        scores, slope = bounded * flash.softcap, 1 - bounded * bounded
+    if form.softcap is not None:
+        bounded = jnp.tanh(scores / form.softcap)
+        scores, slope = bounded * form.softcap, 1 - bounded * bounded
     scores = scores if bias is None else scores + bias[None, :]
     distance = (here.start + jnp.arange(here.size))[:, None] - (there.start + jnp.arange(there.size))[None, :]
     seen = distance >= 0
-    if flash.window is not None:
-        seen &= distance < flash.window
+    if form.window is not None:
+        seen &= distance < form.window
     if segments_ref is not None:
         seen &= segments_ref[here][:, None] == segments_ref[there][None, :]
     return jnp.where(seen, scores * LOG2_E, _MASKED), slope
 
 
-def keys_of(number: Array, blocks: Blocks, flash: Flash, first_ref: Any) -> tuple[Array, Array]:
+def keys_of(number: Array, blocks: Blocks, form: Form, first_ref: Any) -> tuple[Array, Array]:
     """Which blocks of keys a block of queries has to read: from the first to before the last."""
     start = number * blocks.queries
     high = jax.lax.div(start + blocks.queries + blocks.keys - 1, blocks.keys)
     low = jnp.int32(0)
-    if flash.window is not None:
-        low = jax.lax.div(jnp.maximum(start - flash.window + 1, 0), blocks.keys)
+    if form.window is not None:
+        low = jax.lax.div(jnp.maximum(start - form.window + 1, 0), blocks.keys)
     return (low if first_ref is None else jnp.maximum(low, first_ref[number])), high
 
 
-def queries_of(number: Array, blocks: Blocks, flash: Flash, last_ref: Any, length: int) -> tuple[Array, Array]:
+def queries_of(number: Array, blocks: Blocks, form: Form, last_ref: Any, length: int) -> tuple[Array, Array]:
     """Which blocks of queries see a block of keys: from the first to before the last."""
     start = number * blocks.keys
     high = jnp.int32(length // blocks.queries)
-    if flash.window is not None:
-        end = start + blocks.keys - 1 + flash.window
+    if form.window is not None:
+        end = start + blocks.keys - 1 + form.window
         high = jnp.minimum(high, jax.lax.div(end + blocks.queries - 1, blocks.queries))
     return jax.lax.div(start, blocks.queries), (high if last_ref is None else jnp.minimum(high, last_ref[number]))
 
@@ -146,6 +133,6 @@ def store(ref: Any, rows: Array, dims: int) -> None:
         triton.store(ref, rows, mask=(jnp.arange(wide) < dims)[None, :])
 
 
-def name_of(part: str, flash: Flash) -> str:
+def name_of(part: str, form: Form) -> str:
     """The name of a kernel, by which a compiled program tells what it computes."""
-    return part if flash.window is None else f"{part}_window_{flash.window}"
+    return part if form.window is None else f"{part}_window_{form.window}"

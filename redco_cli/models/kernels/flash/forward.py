@@ -16,7 +16,6 @@ from jax.experimental.pallas import triton
 from redco_cli.models.kernels.flash.blocks import (
     LOG2_E,
     Blocks,
-    Flash,
     first_keys,
     keys_of,
     load,
@@ -26,12 +25,13 @@ from redco_cli.models.kernels.flash.blocks import (
     size_of,
     store,
 )
+from redco_cli.models.kernels.mapped import Form
 
 Array = Any
 
 
 def forward(
-    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, flash: Flash
+    q: Array, k: Array, v: Array, segments: Array | None, sinks: Array | None, bias: Array | None, form: Form
 ) -> tuple[Array, Array]:
     """What attention gives [B, S, H, D], and the logarithms of base 2 of what the weights were divided by [B, H, S]."""
     batch, length, heads, dims = q.shape
@@ -48,7 +48,7 @@ def forward(
     ]
     results = [jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((batch, heads, length), jnp.float32)]
     mixed, log_sums = pl.pallas_call(
-        partial(_forward_kernel, flash=flash, blocks=blocks, dims=dims),
+        partial(_forward_kernel, form=form, blocks=blocks, dims=dims),
         out_shape=results,
         grid=(batch, heads, pieces),
         in_specs=in_specs,
@@ -57,8 +57,8 @@ def forward(
             pl.BlockSpec((None, None, blocks.queries), lambda b, h, i: (b, h, i)),
         ],
         compiler_params=triton.CompilerParams(num_warps=blocks.warps, num_stages=2),
-        interpret=flash.interpret,
-        name=name_of("flash_forward", flash),
+        interpret=form.interpret,
+        name=name_of("flash_forward", form),
     )(q, k, v, segments, first, None if sinks is None else sinks.astype(jnp.float32), bias)
     return mixed, log_sums
 
@@ -74,7 +74,7 @@ def _forward_kernel(
     mixed_ref: Any,
     log_sums_ref: Any,
     *,
-    flash: Flash,
+    form: Form,
     blocks: Blocks,
     dims: int,
 ) -> None:
@@ -87,7 +87,7 @@ def _forward_kernel(
         mixed, largest, total = carry
         there = pl.ds(at * blocks.keys, blocks.keys)
         bias = None if bias_ref is None else bias_ref[there]
-        scores, _ = scores_of(q, load(k_ref, there, dims), bias, segments_ref, here, there, flash)
+        scores, _ = scores_of(q, load(k_ref, there, dims), bias, segments_ref, here, there, form)
         now = jnp.maximum(largest, jnp.max(scores, axis=1))
         shrunk, weights = jnp.exp2(largest - now), jnp.exp2(scores - now[:, None])
         v = load(v_ref, there, dims)
@@ -96,7 +96,7 @@ def _forward_kernel(
 
     nothing = jnp.zeros((blocks.queries, q.shape[1]), jnp.float32)
     start = nothing, jnp.full((blocks.queries,), -jnp.inf, jnp.float32), jnp.zeros((blocks.queries,), jnp.float32)
-    low, high = keys_of(number, blocks, flash, first_ref)
+    low, high = keys_of(number, blocks, form, first_ref)
     mixed, largest, total = jax.lax.fori_loop(low, high, add, start)
     if sinks_ref is not None:
         sink = sinks_ref[pl.program_id(1)] * LOG2_E
