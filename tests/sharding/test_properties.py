@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from redco_cli.errors import DeviceError
 from redco_cli.sharding import make_plan, read
-from tests.sharding.programs.random import MESHES, WHOLE, Mlp, Sketch, sketches, small_sketches
+from tests.sharding.programs.random import MESHES, WHOLE, Attention, Mlp, Sketch, sketches, small_sketches
 from tests.sharding.trial import attempt, due_to_rounding
 
 TOLERANCE = 1e-5
@@ -134,6 +134,20 @@ seeds = st.integers(0, 2**31)
 
 @quickly
 @given(sketches, seeds)
+@example(  # heads and the features between two attentions cost the same
+    Sketch(
+        (Attention(4, 1, 8, "flat", grouped=False, biased=False, causal=False),),
+        layers=4,
+        scanned=False,
+        remat=False,
+        normed=False,
+        residual=False,
+        tied=False,
+        vocabulary=64,
+        mesh=(1, 2, 4),
+    ),
+    3,
+)
 def test_names_and_order_do_not_matter(sketch, seed):
     check_names(sketch, seed)
 

@@ -76,7 +76,8 @@ def leading(dim: Dim, ways: int, forbidden: frozenset[Axis]) -> dict[Axis, int] 
 
 
 def candidates(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate]:
-    """All axes that could be split over `tensor`, cheapest for what they divide first.
+    """All axes that could be split over `tensor`, cheapest for what they divide first; equal ones as the program meets
+    them, so that names of parameters decide nothing.
 
     An axis has to be made by a weight: where it is only summed over, as in a classifier of concatenated features,
     splitting it would split the residual stream before it. A table that is only looked up, such as positions, takes
@@ -100,7 +101,7 @@ def candidates(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate
     costs = Costs(reading.collectives, reading.split_batch(batch_ways))
     every = [Candidate(chain, ways, costs.of(ways), value[chain] + behind[chain[0]]) for chain, ways in found.items()]
     worth = [one for one in every if _pairs(one, reading)]
-    return sorted(worth, key=lambda candidate: candidate.ratio)
+    return sorted(worth, key=lambda candidate: (candidate.ratio, costs.first(candidate.chain)))
 
 
 def _pairs(candidate: Candidate, reading: Reading) -> bool:
@@ -162,9 +163,11 @@ class Costs:
         """
         self._ways = ways
         self._by_axis: dict[Axis, list[PossibleCollective]] = defaultdict(list)
-        for collective in collectives:
+        self._first: dict[Axis, int] = {}
+        for place, collective in enumerate(collectives):
             for axis in {axis for dim in collective.if_split for axis in factors(dim)}:
                 self._by_axis[axis].append(collective)
+                self._first.setdefault(axis, place)
 
     def collectives(self, axes: Iterable[Axis]) -> list[PossibleCollective]:
         """What moves if these axes are split."""
@@ -173,6 +176,10 @@ class Costs:
     def bytes(self, collective: PossibleCollective, ways: Mapping[Axis, int]) -> int:
         """What a collective moves on one device in a step, where axes are split into `ways`."""
         return collective.count * bytes_moved(collective, {**self._ways, **ways})
+
+    def first(self, axes: Iterable[Axis]) -> float:
+        """Which of the collectives, in the program's order, is the first that needs one of these axes."""
+        return min((self._first[axis] for axis in axes if axis in self._first), default=math.inf)
 
     def of(self, ways: Mapping[Axis, int]) -> float:
         """Bytes moved on one device in a step."""
