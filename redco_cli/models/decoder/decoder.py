@@ -237,6 +237,7 @@ class Decoder(nn.Module):  # type: ignore[misc]
             in_axes=(0, nn.broadcast),
             length=layers,
             unroll=self.unroll,
+            check_constancy_invariants=False,  # which would trace the body twice
         )
 
 
