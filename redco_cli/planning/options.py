@@ -25,6 +25,7 @@ from redco_cli.placement import read_program
 from redco_cli.planning.devices import WAIT, Devices
 from redco_cli.planning.workload import Workload
 from redco_cli.plugin.state import Variables
+from redco_cli.runtime.collector import collected_rarely
 from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
@@ -194,6 +195,7 @@ def meshes(devices: Devices) -> Iterator[dict[str, int]]:
                 yield dict(zip(AXES, (devices.count // tensor // fsdp, fsdp, tensor), strict=True))
 
 
+@collected_rarely()
 def options(
     workload: Workload, devices: Devices, sizes: Mapping[str, int] | None = None
 ) -> tuple[list[Option], list[str]]:

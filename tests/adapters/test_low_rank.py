@@ -75,8 +75,18 @@ def factors_of(use, rank, dora):
     return factors | ({"magnitude": 1 + drawn((*use.stack, use.outputs), 3) ** 2} if dora else {})
 
 
-@pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("name", PROGRAMS)
+PLAIN = ("plain", "lookup", "experts apart")
+"""What is tried without a magnitude in every run of the tests; with one, everything is."""
+
+
+@pytest.mark.parametrize(
+    ("name", "dora"),
+    [
+        pytest.param(name, dora, marks=() if dora or name in PLAIN else pytest.mark.slow)
+        for name in PROGRAMS
+        for dora in (False, True)
+    ],
+)
 def test_an_adapter_does_what_the_merged_weight_does(name, dora):
     program, shape = PROGRAMS[name]
     params = {"w": drawn(shape)}

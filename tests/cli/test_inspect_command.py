@@ -122,7 +122,7 @@ def test_json_is_what_the_schema_says() -> None:
     schema = report_schema()
     for arguments in (
         ["tiny", *SMALL, "--device-memory", "1GiB"],
-        ["tiny", *SMALL, "--device-memory", "100KiB"],
+        ["tiny", *SMALL, "--device-memory", "100KiB", "--mesh", "fsdp=4,tensor=2"],
         ["tiny", *SMALL],
     ):
         check(document(*arguments), schema, schema)
@@ -136,7 +136,7 @@ def test_text_says_whether_it_fits() -> None:
     assert lines[1].startswith("mesh: data=1,fsdp=4,tensor=2 (as given; in a step a device moves 0 B between hosts, ")
     assert lines[2] == "step: 16 examples of 32 tokens, micro-batch 16, remat none, computed in bfloat16"
     assert re.fullmatch(r"fits: [\d.]+ (K|M)iB of 16 MiB per device", lines[-1])
-    text = done("tiny", *SMALL, "--device-memory", "1KiB")
+    text = done("tiny", *SMALL, "--mesh", "fsdp=4,tensor=2", "--device-memory", "1KiB")
     assert re.search(r"^does not fit: [\d.]+ KiB of 1 KiB per device\n  -> ", text, re.MULTILINE)
 
 

@@ -190,7 +190,7 @@ def experts(w, x, remat=False):
     ],
     ids=["in a dim of each", "as whole experts", "whole ones over tensor"],
 )
-@pytest.mark.parametrize("mesh", [MESH, CUBE], ids=["fsdp", "cube"])
+@pytest.mark.parametrize("mesh", [pytest.param(MESH, marks=pytest.mark.slow), CUBE], ids=["fsdp", "cube"])
 @pytest.mark.parametrize("remat", [True, False], ids=["computed once more", "kept"])
 def test_experts_in_a_branch_too(mesh, stored, used, sign, remat):
     x, function = draw(8, 4, 2, 16, seed=1), partial(experts, remat=remat)

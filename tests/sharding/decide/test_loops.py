@@ -18,6 +18,7 @@ DATA = {"data": 8, "fsdp": 1, "tensor": 1}
 FSDP = {"data": 1, "fsdp": 8, "tensor": 1}
 BOTH = {"data": 2, "fsdp": 4, "tensor": 1}
 MESHES = {"data": DATA, "fsdp": FSDP, "data and fsdp": BOTH, "fsdp and tensor": MESH, "cube": CUBE}
+QUICK_AND_SLOW = [pytest.param(mesh, marks=pytest.mark.slow if " and " in mesh else ()) for mesh in MESHES]
 
 
 def recurrent(cell):
@@ -89,7 +90,7 @@ def layouts(mesh):
     return {"w": matrix, "u": matrix, "b": P()}, {"w": used, "u": used, "b": P()}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mesh", QUICK_AND_SLOW)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if place < 3 else pytest.mark.slow) for place, name in enumerate(CELLS)]
 )

@@ -40,7 +40,7 @@ def ids():
 
 
 @pytest.mark.parametrize("name", LOOKUPS)
-@pytest.mark.parametrize("mesh", [MESH, CUBE], ids=["fsdp", "cube"])
+@pytest.mark.parametrize("mesh", [pytest.param(MESH, marks=pytest.mark.slow), CUBE], ids=["fsdp", "cube"])
 @pytest.mark.parametrize("used", [P(), P(None, "fsdp")], ids=["gathered", "in shards"])
 def test_rows_are_those_of_one_device(name, mesh, used):
     function, table = LOOKUPS[name], draw(ROWS, FEATURES)
