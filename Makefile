@@ -21,8 +21,9 @@ $(VENV)/.run: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
+# Modules are compiled when they are imported: most of what the tests install never is.
 $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@touch $@ $(VENV)/.run
 
 install: $(VENV)/.run ## make the environment: redco and what it needs

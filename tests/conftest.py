@@ -2,9 +2,8 @@
 
 Each worker of pytest-xdist reads this file by itself, so each has a directory of its own, which ends with it. There it
 keeps every program it compiles: the tests compile the same small ones thousands of times, and what is kept is machine
-code, so that no number changes. Garbage is looked for as seldom as in a plan. The processes that tests start read it
-too. Most programs run once or twice, so that LLVM's optimizations cost more than they save; XLA's own, which decide
-what is fused, moved and kept, stay as they are.
+code, so that no number changes. The processes that tests start read it too. Most programs run once or twice, so that
+LLVM's optimizations cost more than they save; XLA's own, which decide what is fused, moved and kept, stay as they are.
 """
 
 import gc
@@ -33,10 +32,8 @@ import jax  # noqa: E402 - it reads its part of the environment once
 from jax.experimental.compilation_cache import compilation_cache  # noqa: E402
 
 from redco_cli.runtime.cache import enable_compilation_cache  # noqa: E402
-from redco_cli.runtime.collector import RARELY  # noqa: E402
 
 enable_compilation_cache()
-gc.set_threshold(*RARELY)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -6,7 +6,7 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-RARELY = 50_000, 20, 50
+_RARELY = 50_000, 20, 50
 """Allocations before the youngest are looked through, and how often that is done before the older ones are."""
 
 
@@ -18,7 +18,7 @@ def collected_rarely() -> Iterator[None]:
     finds none. Not for what trains, where a cycle may hold a batch.
     """
     before = gc.get_threshold()
-    gc.set_threshold(*RARELY)
+    gc.set_threshold(*_RARELY)
     try:
         yield
     finally:
