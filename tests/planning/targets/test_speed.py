@@ -50,7 +50,7 @@ def test_its_operations_are_three_forward_passes(report):
 def test_experts_count_as_many_tokens_as_choose_them():
     """Two of eight for each token, though they have room for twice as many; of a plan's time they are all part."""
     sizes = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
-    given = {"target": "2*h100:4", "batch_size": 16, "seq_length": 64}
+    given = {"target": "2*h100:4", "batch_size": 16, "seq_length": 64, "mesh": FSDP}
     one, eight = (inspect(json.dumps(config), **given).speed for config in (LLAMA, sizes))
     width, layers, inner = (LLAMA[key] for key in ("hidden_size", "num_hidden_layers", "intermediate_size"))
     more = 3 * 2 * layers * 16 * 64 * width * (3 * inner + 8)  # the second of two, and the router
@@ -68,7 +68,7 @@ def test_the_screen_says_it(report):
 
 
 def test_what_does_not_fit_has_no_speed():
-    small = inspect(json.dumps(LLAMA), target="h100:8", device_memory=1000, **STEP)
+    small = inspect(json.dumps(LLAMA), target="h100:8", device_memory=1000, mesh=FSDP, **STEP)
     assert (small.fits, small.speed) == (False, None)
 
 
