@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 CHIPS  := .venv-chips
 # A worker for each core, up to eight; what a worker has left over, one that is done takes from its end.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
+PYTEST := $(BIN)/python -m pytest --numprocesses logical --maxprocesses 8 --dist worksteal
+# What is compiled is kept: hundreds of processes import the same.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install run fmt lint types test test-slow test-recipes test-all test-chips bench check clean
@@ -21,8 +23,7 @@ $(VENV)/.run: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-# Modules are compiled and kept when they are imported, whatever the environment says: most of what the tests install
-# never is.
+# Modules are compiled when they are imported: most of what the tests install never is.
 $(VENV)/.dev: pyproject.toml | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@touch $@ $(VENV)/.run
@@ -42,7 +43,7 @@ lint: $(VENV)/.dev ## style
 	$(BIN)/ruff check .
 
 types: $(VENV)/.dev ## types, strictly
-	PYTHONDONTWRITEBYTECODE= $(BIN)/mypy
+	$(BIN)/mypy
 
 test: $(VENV)/.dev ## the tests, minutes
 	$(PYTEST) -m 'not slow'
