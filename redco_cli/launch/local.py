@@ -19,7 +19,7 @@ from redco_cli.launch.output import pass_on
 from redco_cli.runtime.peers.addresses import listening_address
 from redco_cli.runtime.peers.cluster import COORDINATOR, PROCESS, PROCESSES
 from redco_cli.runtime.peers.secret import SECRET, new_secret
-from redco_cli.runtime.simulated_devices import simulate_devices
+from redco_cli.runtime.platforms import simulate_devices
 from redco_cli.runtime.stopping.handlers import is_ignored
 
 COMMANDS = ("train", "eval", "predict")

@@ -1,0 +1,61 @@
+"""Which platforms JAX, when it starts, is to look for: a CPU that it takes for many devices, or the CPU alone.
+
+Imports no JAX.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from glob import glob
+from importlib.util import find_spec
+from pathlib import Path
+
+# What Linux shows of NVIDIA's GPUs (under WSL dxg, on Jetson the last two), and of TPUs before and since they use vfio.
+_DEVICE_FILES = ("/dev/nvidia*", "/dev/dxg", "/dev/nvgpu*", "/dev/nvmap", "/dev/accel*", "/dev/vfio/*")
+_PCI_VENDORS = "/sys/bus/pci/devices/*/vendor"
+_GOOGLE, _NVIDIA = "0x1ae0", "0x10de"
+
+
+def simulate_devices(count: int) -> None:
+    """Makes JAX, when it starts, find so many CPU devices and nothing else."""
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={count}"])
+    leave_devices_alone()
+
+
+def leave_devices_alone() -> None:
+    """Makes JAX, when it starts, find the CPU and nothing else.
+
+    For a process that plans for other devices: one that has loaded libtpu, even where there is no TPU, keeps its lock,
+    and the process that compiles gets none.
+    """
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def leave_out_missing_devices() -> None:
+    """Makes JAX, when it starts, not try compilers of chips that this machine does not have.
+
+    With `redco[tpu]` or `redco[cuda12]` a laptop compiles for chips elsewhere; JAX would look for them in it too, and
+    print tracebacks when it finds none. Left to JAX: what JAX_PLATFORMS asks for, systems other than Linux, plugins
+    of other makers, and a machine in which anything may be a GPU or TPU, whether its driver works or not.
+    """
+    if "JAX_PLATFORMS" not in os.environ and sys.platform == "linux" and _are_known(_plugins()) and not _has_chip():
+        leave_devices_alone()
+
+
+def _plugins() -> list[str]:
+    """Modules of JAX's namespace of plugins: `xla_cuda12`."""
+    spec = find_spec("jax_plugins")
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return [path.name for folder in folders for path in Path(folder).iterdir() if not path.name.startswith("_")]
+
+
+def _are_known(plugins: Iterable[str]) -> bool:
+    return all(name.startswith("xla_cuda") for name in plugins)
+
+
+def _has_chip() -> bool:
+    vendors = {Path(file).read_text().strip() for file in glob(_PCI_VENDORS)}
+    return bool({_GOOGLE, _NVIDIA} & vendors) or any(glob(pattern) for pattern in _DEVICE_FILES)

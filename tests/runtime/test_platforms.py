@@ -1,0 +1,76 @@
+"""JAX is kept from trying the compilers of chips that a machine does not have, and from nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from redco_cli.runtime import platforms
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for the system of a Linux machine without an accelerator."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(platforms, "_DEVICE_FILES", (f"{tmp_path}/nvidia*", f"{tmp_path}/accel*"))
+    monkeypatch.setattr(platforms, "_PCI_VENDORS", f"{tmp_path}/*/vendor")
+    monkeypatch.setattr(platforms, "_plugins", lambda: ["xla_cuda12"])
+    monkeypatch.setenv("JAX_PLATFORMS", "")
+    monkeypatch.delenv("JAX_PLATFORMS")
+    _plug_in(tmp_path, "network", "0x1af4")
+    return tmp_path
+
+
+def _plug_in(system: Path, name: str, vendor: str) -> None:
+    (system / name).mkdir()
+    (system / name / "vendor").write_text(f"{vendor}\n")
+
+
+def test_a_machine_without_chips_starts_the_cpu_alone(bare: Path) -> None:
+    platforms.leave_out_missing_devices()
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
+
+
+@pytest.mark.parametrize(("name", "vendor"), [("gpu", "0x10de"), ("tpu", "0x1ae0")])
+def test_a_chip_without_a_driver_is_left_to_jax(bare: Path, name: str, vendor: str) -> None:
+    _plug_in(bare, name, vendor)
+    platforms.leave_out_missing_devices()
+    assert "JAX_PLATFORMS" not in os.environ
+
+
+@pytest.mark.parametrize("name", ["nvidia3", "nvidiactl", "accel0"])
+def test_a_device_file_is_left_to_jax(bare: Path, name: str) -> None:
+    (bare / name).touch()
+    platforms.leave_out_missing_devices()
+    assert "JAX_PLATFORMS" not in os.environ
+
+
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_other_systems_are_left_to_jax(bare: Path, system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    platforms.leave_out_missing_devices()
+    assert "JAX_PLATFORMS" not in os.environ
+
+
+def test_plugins_of_other_makers_are_left_to_jax(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platforms, "_plugins", lambda: ["xla_cuda12", "xla_rocm7"])
+    platforms.leave_out_missing_devices()
+    assert "JAX_PLATFORMS" not in os.environ
+
+
+def test_what_the_user_asks_for_holds(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    platforms.leave_out_missing_devices()
+    assert os.environ["JAX_PLATFORMS"] == "cuda"
+
+
+def test_plugins_are_found_in_their_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jax_plugins" / "xla_cuda99").mkdir(parents=True)
+    (tmp_path / "jax_plugins" / "__pycache__").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
+    assert "xla_cuda99" in platforms._plugins()
+    assert not [name for name in platforms._plugins() if name.startswith("_")]
