@@ -5,6 +5,6 @@ functions that announce when they compile (`program`), processes that have met a
 (`peers`), and stop together (`stopping`).
 
 Start with `mesh`. Small things beside: `cache` of compiled programs, `disk` (can this be written?), `lease` (who owns a
-directory?), `doctor` (what this machine offers), `platforms` (what JAX looks for). For users of several hosts: README.md in this
-folder.
+directory?), `doctor` (what this machine offers), `platforms` (what JAX looks for). For users of several hosts:
+README.md in this folder.
 """
