@@ -63,13 +63,13 @@ def _elementwise(splits: Splits, op: Op) -> list[DimShardings | None]:
 rule(*ELEMENTWISE)(_elementwise)
 
 
-@rule("copy", "stop_gradient", "name", "pvary", "copy_p", "device_put", "rev")
+@rule("copy", "stop_gradient", "name", "pvary", "copy_p", "rev")
 @rule("cumsum", "cumlogsumexp", "cummax", "cummin", "cumprod")
 def _same(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [splits.of(op.operands[0])]
 
 
-@rule("optimization_barrier")
+@rule("optimization_barrier", "device_put")
 def _each(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [splits.of(operand) for operand in op.operands]
 
@@ -94,8 +94,8 @@ def _transpose(splits: Splits, op: Op) -> list[DimShardings | None]:
 @rule("broadcast_in_dim")
 def _broadcast(splits: Splits, op: Op) -> list[DimShardings | None]:
     dims, shape = splits.of(op.operands[0]), splits.shapes[op.results[0]]
-    if not dims:
-        return [dims and whole(shape)]
+    if dims is None:
+        return [None]
     result: list[tuple[str, ...]] = [()] * len(shape)
     for mine, place in zip(dims, op.params["broadcast_dimensions"], strict=True):
         result[place] = mine

@@ -12,7 +12,7 @@ from redco_cli.training.cuts.values import CONSTANT, SUM, UNKNOWN, Kind, Value, 
 from redco_cli.training.cuts.walk import Walk, rule
 
 _ADDITIONS = frozenset({"add", "sub", "add_any"})
-_CASTS = ("convert_element_type", "copy", "copy_p", "device_put", "reduce_precision", "sharding_constraint", "pvary")
+_CASTS = ("convert_element_type", "copy", "copy_p", "reduce_precision", "sharding_constraint", "pvary")
 _LINEAR = frozenset({"neg", "imag", "real", "stop_gradient", *_CASTS})
 _GUARDS = frozenset({"abs", "max", "min", "clamp"})
 """What keeps a sum from being zero or overflowing; else it changes nothing."""
@@ -91,7 +91,7 @@ def _aligned(walk: Walk, operands: Sequence[Value], shape: Sequence[int]) -> Val
     return _unless_met(walk, dims)
 
 
-@rule("optimization_barrier")
+@rule("optimization_barrier", "device_put")
 def _barrier(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     return operands
 

@@ -88,6 +88,16 @@ CASES = {
     "remat": (jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x).sum()), [f32(B, D)], [X]),
     "custom derivatives": (jax.grad(lambda x: jax.nn.relu(doubled(x)).sum()), [f32(B, D)], [X]),
     "mask of nothing": (lambda x: jnp.where(jnp.tril(jnp.ones((L, L), bool)), x, -1.0), [f32(B, L, L)], [X]),
+    "derivatives by each number": (
+        lambda x, w: jax.vmap(jax.grad(lambda x: (x * w).sum()))(x),
+        [f32(B), f32(D)],
+        [P(BATCH), P()],
+    ),
+    "a sum beside what it is of": (
+        lambda x: jnp.broadcast_to(x.sum(), (L, D)) + jnp.sin(x).sum(0),
+        [f32(B, L, D)],
+        [X],
+    ),
     "cumulative sum": (lambda x: jnp.cumsum(x, 1), [f32(B, L)], [X]),
 }
 

@@ -41,6 +41,7 @@ AXES = {
         "a b, c d -> a*b",
     ),
     "barrier": (lambda x, y: lax.optimization_barrier((x, y)), H(4, 6), X(3), "a b, c -> a b, c"),
+    "several arrays placed at once": (lambda x, y: jax.device_put((x, y)), H(4, 6), X(3), "a b, c -> a b, c"),
     "no gradient": (lambda x: lax.stop_gradient(x), H(4, 6), "a b -> a b"),
     "positions": (lambda x: x + jnp.arange(6.0), H(4, 6), "a b -> a b"),
     "random numbers": (lambda x: x + jax.random.uniform(jax.random.key(0), (4, 6)), H(4, 6), "a b -> a b"),
