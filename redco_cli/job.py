@@ -29,6 +29,7 @@ from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, constant_of, without
 from redco_cli.plugin.calls import call_loss, call_predict, call_prepare, prove
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
+from redco_cli.plugin.draws import undrawn
 from redco_cli.plugin.guard import Named, guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with_secrets
 from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
@@ -257,11 +258,10 @@ def prove_plugin(job: Job, stages: Sequence[Stage]) -> Batch | None:
     for stage in stages:
         if (job.train_examples if stage == "train" else job.eval_examples) is None:
             continue
-        batch = first_batch(job, stage)
+        batch, train = first_batch(job, stage), stage == "train"
         first = batch if first is None else first
-        train = stage == "train"
         compute = job.prediction if stage == "predict" else functools.partial(job.loss, train=train)
-        with calls_with_segments() as calls:
+        with calls_with_segments() as calls, undrawn(job.plugin):
             seen, update = seen_batch(job.recipe, batch, stage), job.update_state if train else None
             proved = prove(compute, job.abstract, seen, update=update)
         if stage != "predict":

@@ -60,15 +60,16 @@ _KINDS = {
 }
 
 
-def growths(closed: Any, given: Sequence[Growth], prime: int) -> list[Growth]:
+def growths(closed: Any, given: Sequence[Growth], prime: int, atoms: Sequence[Any] | None = None) -> list[Growth]:
     """The growth of each result of a traced function.
 
     Args:
         closed: its jaxpr.
         given: of each argument.
         prime: which divides the number of examples, and no other size.
+        atoms: of the jaxpr, instead of its results.
     """
-    return _Reading(prime).closed(closed, list(given))
+    return _Reading(prime).closed(closed, list(given), atoms)
 
 
 class _Reading:
@@ -77,8 +78,8 @@ class _Reading:
     def __init__(self, prime: int) -> None:
         self.prime = prime
 
-    def closed(self, inner: Any, args: Sequence[Growth]) -> list[Growth]:
-        """The results of a jaxpr, closed or open."""
+    def closed(self, inner: Any, args: Sequence[Growth], atoms: Sequence[Any] | None = None) -> list[Growth]:
+        """The results of a jaxpr, closed or open, or other atoms of it."""
         jaxpr, consts = getattr(inner, "jaxpr", inner), getattr(inner, "consts", ())
         known: dict[Any, Growth] = dict.fromkeys(jaxpr.constvars)
         known.update(zip(jaxpr.constvars, map(self.constant, consts), strict=False))
@@ -90,7 +91,7 @@ class _Reading:
         for equation in jaxpr.eqns:
             found = self.results(equation, [read(atom) for atom in equation.invars])
             known.update(zip(equation.outvars, found, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return [read(atom) for atom in (jaxpr.outvars if atoms is None else atoms)]
 
     def multiplicity(self, number: float) -> int:
         """How often the prime divides a whole number."""
@@ -101,7 +102,7 @@ class _Reading:
 
     def constant(self, value: Any) -> Growth:
         """A number as it is written, such as the 8.0 or the 0.125 of a mean over 8."""
-        if hasattr(value, "dtype") and not isinstance(value.dtype, np.dtype):
+        if hasattr(value, "dtype") and not isinstance(value.dtype, np.dtype):  # such as a key
             return 0
         array = np.asarray(value)
         if array.size == 0 or array.dtype.kind not in "iufbV":  # V: bfloat16

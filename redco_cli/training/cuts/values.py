@@ -57,6 +57,7 @@ class Value:
         cause: of QUOTIENT and MIXED, how it came about.
         from_key: the random key of the step enters.
         draws: numbers of the random draws that enter.
+        is_given: some argument enters: a parameter, the batch, the key, the step.
         counts: the numbers of the rows, 0 to B - 1, enter: `x[arange(B), i]` picks something of each row.
     """
 
@@ -66,6 +67,7 @@ class Value:
     from_key: bool = False
     draws: frozenset[int] = frozenset()
     counts: bool = False
+    is_given: bool = False
 
 
 CONSTANT = Value(Kind.CONSTANT)
@@ -112,13 +114,13 @@ class Batch:
 
 
 def tagged(value: Value, operands: Sequence[Value]) -> Value:
-    """A value with the keys, draws and numbers of rows that its operands bring."""
+    """A value with the keys, draws, arguments and numbers of rows that its operands bring."""
     every = (value, *operands)
     keyed, counts = any(x.from_key for x in every), any(x.counts for x in every)
-    draws = value.draws.union(*(x.draws for x in operands))
-    if (keyed, draws, counts) == (value.from_key, value.draws, value.counts):
+    is_given, draws = any(x.is_given for x in every), value.draws.union(*(x.draws for x in operands))
+    if (keyed, draws, counts, is_given) == (value.from_key, value.draws, value.counts, value.is_given):
         return value
-    return replace(value, from_key=keyed, draws=draws, counts=counts)
+    return replace(value, from_key=keyed, draws=draws, counts=counts, is_given=is_given)
 
 
 def either(batch: Batch, first: Value, second: Value) -> Value:

@@ -35,15 +35,17 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 @dataclass(frozen=True)
 class Draw:
-    """Random numbers drawn with the key of the step.
+    """Random numbers drawn with the key of the step, or with one that nothing given to the loss enters.
 
     Attributes:
         shape: how many are drawn in all, the turns of loops around it included.
         equation: where: the innermost equation that was traced for this very loss.
+        is_fixed: the key is the same in every step.
     """
 
     shape: tuple[int, ...]
     equation: Any
+    is_fixed: bool
 
 
 class Walk:
@@ -51,7 +53,7 @@ class Walk:
 
     Attributes:
         batch: its axis.
-        draws: by number, those made with the key of the step.
+        draws: by number.
     """
 
     def __init__(self, batch: Batch) -> None:
@@ -118,16 +120,16 @@ class Walk:
         if name == "iota" and equation.params["shape"][equation.params["dimension"]] == self.batch.axis.size:
             found = [replace(CONSTANT, counts=True)]
         found = [tagged(value, operands) for value in found]
-        if name in _DRAWS and found[0].from_key:
-            number = self._number(equation)
+        if name in _DRAWS and (found[0].from_key or not found[0].is_given):
+            number = self._number(equation, is_fixed=not found[0].is_given)
             found = [tagged(value, [Value(Kind.CONSTANT, draws=frozenset({number}))]) for value in found]
         return found
 
-    def _number(self, equation: Any) -> int:
+    def _number(self, equation: Any, *, is_fixed: bool) -> int:
         place = id(self._place), id(equation)
         if place not in self._known_draws:
             self._known_draws[place] = len(self.draws)
-            self.draws.append(Draw((*self._turns, *equation.outvars[0].aval.shape), self._place))
+            self.draws.append(Draw((*self._turns, *equation.outvars[0].aval.shape), self._place, is_fixed))
         return self._known_draws[place]
 
 

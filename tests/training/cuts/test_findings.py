@@ -109,6 +109,12 @@ BOUND = {
         "added to its rows",
     ),
 }
+FIXED = {
+    "noise for each": "return Loss((losses * jax.random.normal(jax.random.key(0), (b,))).sum(), b)",
+    "dropout": "keep = jax.random.bernoulli(jax.random.key(1), 0.9, x.shape)\n"
+    "    return Loss((ctx.model(params, x * keep) ** 2).sum(), b)",
+}
+"""Draws with a key that is the same in every step."""
 DRAWN = {
     "noise on the gradient": (
         "flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(params)])\n"
@@ -200,6 +206,18 @@ def test_numbers_drawn_for_all_examples_at_once_are_told(folder: Path, body: str
     (found,) = dependences(job_of(folder, body))
     assert found.where in {f"plugin.py:{LINE + offset}: loss_fn" for offset in range(6)}
     assert f"random numbers ({shape}) are drawn once for all examples of a micro-batch: the result" in found.problem
+
+
+@pytest.mark.parametrize("body", FIXED.values(), ids=FIXED)
+def test_numbers_that_are_the_same_in_every_step_are_told(folder: Path, body: str) -> None:
+    (told,) = dependences(job_of(folder, body))
+    assert str(told).startswith(f"plugin.py:{LINE}: loss_fn: random numbers ([12")
+    assert "every step draws the same" in told.problem
+
+
+def test_a_key_of_the_step_alone_is_another_in_each(folder: Path) -> None:
+    noise = "noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), ctx.step), (b,))"
+    assert dependences(job_of(folder, f"{noise}\n    return Loss((losses * noise).sum(), b)")) == []
 
 
 def test_validate_tells(folder: Path) -> None:

@@ -26,6 +26,20 @@ MEANS = {
     "in bfloat16": "return Loss(losses.astype(jnp.bfloat16).mean(), b)",
     "of all pairs": "return Loss(jnp.abs(losses[:, None] - losses[None, :]).mean(), b)",
 }
+TERMS = {
+    "mean beside a sum": ("return Loss(losses.sum() + (x**2 * losses[:, None]).mean(), b)", True),
+    "noise for the gradient": (
+        "noise = optax.tree.random_like(rng, params)\n"
+        "    return Loss(losses.sum() + optax.tree.vdot(noise, params), b)",
+        False,
+    ),
+    "less a mean": ("return Loss(losses.sum() - losses.mean(), b)", True),
+    "penalty times the weight": ("return Loss(losses.sum() + 1e-3 * optax.tree.norm(params) * b, b)", False),
+    "mean times the weight": ("return Loss(losses.sum() + losses.mean() * b, b)", False),
+    "a number": ("return Loss(losses.sum() + 1e-6, b)", False),
+    "means alone": ("return losses.mean() + 1e-3 * optax.tree.norm(params)", False),
+}
+"""Sums with a term that may be a mean, and whether it is."""
 EXPONENTS = {
     "sum": (lambda x: x.sum(), 1),
     "mean": (lambda x: x.mean(), 0),
@@ -65,6 +79,44 @@ def test_a_mean_beside_a_count_is_refused_with_its_line(body: str) -> None:
     with pytest.raises(PluginError) as refused:
         refuse_means(job_of(Path(), body))
     assert str(refused.value).startswith(f"plugin.py:{LINE + body.count(chr(10))}: loss_fn: Loss.sum does not grow")
+
+
+@pytest.mark.parametrize(("body", "is_mean"), TERMS.values(), ids=TERMS)
+def test_a_mean_among_the_terms_of_a_sum_is_refused_with_its_line(body: str, is_mean: bool) -> None:
+    job = job_of(Path(), body)
+    if not is_mean:
+        assert refuse_means(job) == []
+        return
+    with pytest.raises(PluginError, match=r"a term of Loss\.sum does not grow with the number of examples") as refused:
+        refuse_means(job)
+    line = next(number for number, text in enumerate(body.splitlines()) if "mean()" in text or "norm" in text)
+    assert str(refused.value).startswith(f"plugin.py:{LINE + line}: loss_fn")
+
+
+@pytest.mark.parametrize("condition", ["", " if train else 0"])
+def test_a_penalty_that_counts_once_in_a_batch_is_told(condition: str) -> None:
+    term = f"total = losses.sum()\n    total += 1e-3 * optax.tree.norm(params){condition}\n    return Loss(total, b)"
+    (told,) = refuse_means(job_of(Path(), term))
+    assert str(told).startswith(f"plugin.py:{LINE + 1}: loss_fn: a term of Loss.sum does not grow with the examples")
+    assert told.remedy == "give it times Loss.weight"
+
+
+def test_a_mean_in_evaluation_alone_is_refused() -> None:
+    metric = "{'accuracy': losses.mean()}"
+    body = f"if not train:\n        return Loss(losses.sum(), b, {metric})\n    return Loss(losses.sum(), b)"
+    with pytest.raises(PluginError, match="the metric accuracy where train is False does not grow") as refused:
+        refuse_means(job_of(Path(), body))
+    assert str(refused.value).startswith(f"plugin.py:{LINE + 1}: loss_fn")
+
+
+@pytest.mark.parametrize("kept", ["KEPT.append(losses.sum())", "KEPT[0] = 0.9 * KEPT[0] + losses.sum()"])
+def test_an_array_that_an_earlier_trace_has_left_is_refused(kept: str) -> None:
+    body = f"{kept}\n    return Loss(losses.sum() + 0 * sum(KEPT), b)\n\nKEPT = [0.0]\n"
+    job = job_of(Path(), body)
+    with pytest.raises(
+        PluginError, match=rf"^plugin\.py:{LINE + 1 - kept.count('0.9')}: loss_fn: uses an array that an"
+    ):
+        refuse_means(job)
 
 
 def test_a_batch_size_that_the_plugin_refuses_is_no_error() -> None:

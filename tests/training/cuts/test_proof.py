@@ -60,7 +60,7 @@ def test_a_mean_over_what_counts_unevenly_is_refused(losing: Callable[[str], Non
 
 def test_a_term_that_is_added_to_each_part_is_refused(losing: Callable[[str], None]) -> None:
     penalty = '(params["hidden"]["kernel"] ** 2).sum()'
-    losing(f'return Loss(each.sum() + {penalty}, batch["counted"].sum())')
+    losing(f'return Loss(0.5 * (each.sum() + {penalty}), batch["counted"].sum())')
     with pytest.raises(PluginError, match="of the first 4 examples sum and weight are"):
         train("recipe.yaml", CUT)
 
