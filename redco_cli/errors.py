@@ -84,6 +84,10 @@ class ModelError(RedcoError):
     """A model cannot be found, built, or loaded, or its config asks for something that is not honoured."""
 
 
+class MissingKeyError(ModelError):
+    """A model is to draw random numbers and is given no key; a plugin's call of it is to blame, with its line."""
+
+
 class DataError(RedcoError):
     """Data is missing, empty, malformed, or does not fit what the recipe says of it."""
 

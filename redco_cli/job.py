@@ -28,8 +28,8 @@ from redco_cli.models.own_module import own_model
 from redco_cli.models.resolve import resolve_model
 from redco_cli.models.several import MAIN, assembled, constant_of, without
 from redco_cli.plugin.calls import call_loss, call_predict, call_prepare, prove
+from redco_cli.plugin.code.draws import undrawn
 from redco_cli.plugin.contract import Batch, Context, Example, Loss, Params, Stage
-from redco_cli.plugin.draws import undrawn
 from redco_cli.plugin.guard import Named, guarded
 from redco_cli.plugin.load import LoadedPlugin, load_plugin, refuse_to_cut, with_secrets
 from redco_cli.plugin.shapes import Shapes, batch_of, shapes_of
@@ -297,4 +297,4 @@ def _init_shapes(job: Job, stage: Stage) -> Shapes:
         return shapes_of(first_batch(job, "prepare", job.train_examples or job.eval_examples))
     with guarded(where, "init_batch", plugin.file):
         batch = plugin.init_batch(job.context(stage))
-    return shapes_of(check_shapes(batch, where))
+    return shapes_of(check_shapes(batch, where), built_for=True)

@@ -121,13 +121,18 @@ def check_batch(batch: object, size: int, where: str) -> dict[str, np.ndarray]:
 
 
 def check_shapes(batch: object, where: str) -> dict[str, np.ndarray]:
-    """`check_batch` of one row, whose arrays may be `jax.ShapeDtypeStruct`s: then they are zeros, without memory."""
-    if isinstance(batch, Mapping):
-        batch = {
-            key: np.broadcast_to(np.zeros((), one.dtype), one.shape) if isinstance(one, jax.ShapeDtypeStruct) else one
-            for key, one in batch.items()
-        }
-    return check_batch(batch, 1, where)
+    """`check_batch` of arrays that need not have as many rows as each other.
+
+    They may be `jax.ShapeDtypeStruct`s: then they are zeros, without memory.
+    """
+    if not isinstance(batch, Mapping) or not batch:
+        return check_batch(batch, 1, where)
+    arrays = {
+        key: np.broadcast_to(np.zeros((), one.dtype), one.shape) if isinstance(one, jax.ShapeDtypeStruct) else one
+        for key, one in batch.items()
+    }
+    rows = {key: len(one) if np.ndim(one) else 1 for key, one in arrays.items()}
+    return {key: check_batch({key: one}, rows[key], where)[key] for key, one in arrays.items()}
 
 
 def _check_array(key: Any, value: Any, size: int, where: str, expected: str) -> np.ndarray:

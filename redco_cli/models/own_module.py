@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from redco_cli.errors import ModelError, PluginError
+from redco_cli.errors import MissingKeyError, ModelError, PluginError
 from redco_cli.plugin.contract import Context, Loss, Params
 from redco_cli.plugin.guard import guarded, with_remedy
 from redco_cli.plugin.load import LoadedPlugin
@@ -118,7 +118,7 @@ class ModuleModel:
             switches = _switches(self.module, train)
             return self.module.apply(given, *inputs, **named, **switches, rngs=rngs, mutable=mutable)
         except flax.errors.InvalidRngError:
-            raise ModelError(
+            raise MissingKeyError(
                 self.where, "training this module needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
             ) from None
 

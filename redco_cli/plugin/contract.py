@@ -28,7 +28,7 @@ and, where needed:
     def metric_fn(ctx, examples, predictions): ... # all examples and predictions -> dict of floats
     def load_examples(ctx, split): ...             # "train" or "eval" -> sequence or iterable of dicts
     def build_model(ctx): ...                      # -> flax.linen.Module, when no named model is used
-    def init_batch(ctx): ...                       # -> a batch of one row, to build that module with
+    def init_batch(ctx): ...                       # -> arrays to build that module with
     def optimizer_fn(ctx, schedule): ...           # -> optax.GradientTransformation
     def init_state(ctx, params): ...               # -> pytree of arrays that are no parameters: ctx.state
     def update_state(ctx, state, params, stats): ... # -> the next one, after every update of the parameters
@@ -264,8 +264,8 @@ class Plugin(Protocol):
     def init_batch(self, ctx: Context) -> Mapping[str, Any]:
         """Arrays or `jax.ShapeDtypeStruct`s by name, leading dim 1: the shapes of what `build_model`'s module takes.
 
-        Without it, the module takes arrays of a training batch. Every checkpoint keeps the names, shapes and types, so
-        that prediction and export build the same module without training data.
+        Without it, the module takes arrays of a training batch; with other leading dims, as of a graph's nodes and
+        edges, arrays of just these shapes. Every checkpoint keeps them: prediction and export need no training data.
         """
         ...
 

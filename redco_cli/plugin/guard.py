@@ -7,10 +7,10 @@ import difflib
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from redco_cli.errors import PluginError, RedcoError
+from redco_cli.errors import MissingKeyError, PluginError, RedcoError
 from redco_cli.recipe.redaction import scrubbed
 
 _WHOLE_TRACEBACK = "fix the plugin; `redco --traceback ...` shows the whole traceback"
@@ -89,14 +89,15 @@ def guarded(
     """
     try:
         yield
+    except MissingKeyError as error:
+        (told,), frames = error.problems, _frames(error, file)
+        raise PluginError(_place(file, frames), told.problem, told.remedy) if frames else error from None
     except RedcoError:
         raise
     except (Exception, SystemExit) as error:  # plugin code is the user's: whatever it raises is theirs to see
-        source = os.path.abspath(file)
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source]
+        source, frames = os.path.abspath(file), _frames(error, file)
         if frames:
-            named = [frame.name for frame in frames if not frame.name.startswith("<")]  # no comprehension, no lambda
-            where = f"{file}:{frames[-1].lineno}: {(named or [frames[-1].name])[-1]}"
+            where = _place(file, frames)
         elif isinstance(error, SyntaxError) and error.filename == source:
             where = f"{file}:{error.lineno}"
         line = f" at `{frames[-1].line}`" if frames and frames[-1].line else ""
@@ -104,6 +105,17 @@ def guarded(
         problem = f"{doing} raised {type(error).__name__}{line}{': ' if message else ''}{message}{given}"
         remedy = _remedy(error, (frames[-1].line or "") if frames else "", known or {}, missing)
         raise PluginError(where, scrubbed(problem), remedy) from error
+
+
+def _frames(error: BaseException, file: str) -> list[traceback.FrameSummary]:
+    """Those of the plugin in a traceback, the innermost last."""
+    return [one for one in traceback.extract_tb(error.__traceback__) if one.filename == os.path.abspath(file)]
+
+
+def _place(file: str, frames: Sequence[traceback.FrameSummary]) -> str:
+    """The innermost line, in the function that it is in: no comprehension, no lambda."""
+    named = [frame.name for frame in frames if not frame.name.startswith("<")]
+    return f"{file}:{frames[-1].lineno}: {(named or [frames[-1].name])[-1]}"
 
 
 def _message(error: BaseException) -> str:

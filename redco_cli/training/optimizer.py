@@ -14,6 +14,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from redco_cli.errors import PluginError
+from redco_cli.job import Job
+from redco_cli.plugin.guard import guarded, with_remedy
 from redco_cli.privacy.accounting import Budget
 from redco_cli.recipe.schema import TrainSection
 from redco_cli.sharding.plan import Collective
@@ -23,6 +26,9 @@ from redco_cli.training.timeline import Segment
 _ITERATIONS = 5
 _QUINTIC = 3.4445, -4.7750, 2.0315
 """Of x, x³ and x⁵ in an iteration of muon: found for the steepest slope at zero."""
+_ALONE = (
+    "return one that updates from gradients, state and parameters alone: redco gives it neither loss nor a function"
+)
 Schedule = Callable[[Any], Any]
 """Updates done so far to the learning rate of the next."""
 Stacked = Mapping[str, int]
@@ -110,6 +116,42 @@ def make_optimizer(
         optax.add_decayed_weights(train.weight_decay, partial(decay_mask, stacked=stacked)),
         _scale_by_learning_rates(schedule, rates),
     )
+
+
+def own_optimizer(job: Job, schedule: Schedule, trainable: Any) -> optax.GradientTransformation:
+    """The plugin's optimizer, proved on abstract parameters. It is given gradients, state and parameters alone.
+
+    Args:
+        job: whose plugin has an `optimizer_fn`.
+        schedule: the learning rate.
+        trainable: the parameters that it updates, abstract.
+
+    Raises:
+        PluginError: `optimizer_fn` raised, or returned what cannot update these parameters.
+    """
+    assert job.plugin.optimizer_fn is not None
+    place = f"{job.plugin.file}: optimizer_fn"
+    with guarded(place, "optimizer_fn", job.plugin.file):
+        given = job.plugin.optimizer_fn(job.context("train"), schedule)
+    if not isinstance(given, optax.GradientTransformation):
+        problem = f"returned {given!r:.60}, which is no optax transformation"
+        raise PluginError(place, problem, "return one, such as optax.adam(schedule)")
+
+    def updated(params: Any) -> tuple[Any, Any, Any]:
+        state = given.init(params)
+        try:
+            updates, following = given.update(params, state, params)
+        except TypeError as error:
+            raise with_remedy(error, _ALONE) if "keyword-only" in str(error) else error from None
+        return optax.apply_updates(params, updates), state, following
+
+    with guarded(place, "updating the parameters with what optimizer_fn returned", job.plugin.file):
+        _, before, after = jax.eval_shape(updated, trainable)
+    described = [jax.tree.map(lambda leaf: f"{leaf.dtype.name}{list(leaf.shape)}", state) for state in (before, after)]
+    if described[0] != described[1]:
+        problem = f"its update makes another state than its init: {described[1]!r:.200} of {described[0]!r:.200}"
+        raise PluginError(place, problem, "return a state of the same structure, shapes and types from both")
+    return optax.GradientTransformation(given.init, lambda *args: given.update(*args))
 
 
 @dataclass(frozen=True)

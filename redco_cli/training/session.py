@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 
 from redco_cli.adapters.rates import relative_rates
 from redco_cli.console import TrainProgress, note, warn
@@ -21,7 +20,6 @@ from redco_cli.job import Job
 from redco_cli.models.several import MAIN, keeps_base, unsaved
 from redco_cli.placement import Placement
 from redco_cli.plugin.contract import Params
-from redco_cli.plugin.guard import guarded
 from redco_cli.plugin.state import Variables
 from redco_cli.privacy.accounting import plan_budget
 from redco_cli.recipe.load import RESOLVED_NAME, resolved_yaml, shown
@@ -30,7 +28,14 @@ from redco_cli.runtime.peers.multihost import current_connection, is_main_proces
 from redco_cli.runtime.program import out_of_memory
 from redco_cli.runtime.stopping.signals import StopRequest
 from redco_cli.training.loop import TrainingRun
-from redco_cli.training.optimizer import Updates, join_segments, make_optimizer, update_work, with_clipping
+from redco_cli.training.optimizer import (
+    Updates,
+    join_segments,
+    make_optimizer,
+    own_optimizer,
+    update_work,
+    with_clipping,
+)
 from redco_cli.training.outcome import kept_by_loop
 from redco_cli.training.outer_loop import OuterLoop
 from redco_cli.training.patience import find_patience
@@ -69,20 +74,8 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
         stacked = getattr(job.model, "stacked", {})
         optimizer = with_clipping(make_optimizer(train, schedule, stacked, rates), train.max_grad_norm)
         return Updates(optimizer, schedule, frozen, privacy, partial(update_work, train, stacked))
-    place = f"{job.plugin.file}: optimizer_fn"
-    with guarded(place, "optimizer_fn", job.plugin.file):
-        given = job.plugin.optimizer_fn(job.context("train"), schedule)
-    if not isinstance(given, optax.GradientTransformation):
-        problem = f"returned {given!r:.60}, which is no optax transformation"
-        raise PluginError(place, problem, "return one, such as optax.adam(schedule)")
-    optimizer = with_clipping(given, train.max_grad_norm)
-
-    def update(params: Any) -> Any:
-        return optax.apply_updates(params, optimizer.update(params, optimizer.init(params), params)[0])
-
-    with guarded(place, "updating the parameters with what optimizer_fn returned", job.plugin.file):
-        jax.eval_shape(update, partition(job.model.abstract, frozen)[0])
-    return Updates(optimizer, schedule, frozen, privacy)
+    given = own_optimizer(job, schedule, partition(job.model.abstract, frozen)[0])
+    return Updates(with_clipping(given, train.max_grad_norm), schedule, frozen, privacy)
 
 
 @contextlib.contextmanager

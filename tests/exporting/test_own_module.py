@@ -331,8 +331,8 @@ def test_init_batch_says_what_a_model_takes(project: Path) -> None:
     ("text", "message"),
     [
         ("return []", "returned a list instead of a dict"),
-        ("return {'points': np.zeros((2, 8))}", "batch['points'] has shape (2, 8)"),
-        ("return {'points': jax.ShapeDtypeStruct((2, 8), np.float32)}", "batch['points'] has shape (2, 8)"),
+        ("return {'points': np.zeros(())}", "batch['points'] has shape ()"),
+        ("return {'points': jax.ShapeDtypeStruct((), np.float32)}", "batch['points'] has shape ()"),
         ("return {'points': np.zeros((1, 8))}", "Net.__call__ takes labels, but the batch has points"),
         ("return 1 / 0", "init_batch raised ZeroDivisionError"),
     ],

@@ -429,6 +429,26 @@ BEFORE_TRAINING = {
         ),
         plus=UPDATE,
     ),
+    "optimizer: of the loss": Case(
+        (
+            "plugin.py: optimizer_fn: updating the parameters with what optimizer_fn returned raised TypeError: "
+            "reduce_on_plateau.<locals>.update_fn() missing 1 required keyword-only argument: 'value'\n"
+            "  -> return one that updates from gradients, state and parameters alone: redco gives it neither loss nor "
+            "a function"
+        ),
+        plus="def optimizer_fn(ctx, schedule):\n    return optax.contrib.reduce_on_plateau()\n",
+    ),
+    "optimizer: another state": Case(
+        (
+            "plugin.py: optimizer_fn: its update makes another state than its init: {'last': 'int32[]', "
+            "'n': 'int32[]'} of {'n': 'int32[]'}\n"
+            "  -> return a state of the same structure, shapes and types from both"
+        ),
+        plus="def optimizer_fn(ctx, schedule):\n"
+        "    def update(gradient, state, params=None):\n"
+        "        return gradient, {**state, 'last': state['n']}\n\n"
+        "    return optax.GradientTransformation(lambda _: {'n': np.int32(0)}, update)\n",
+    ),
     "options: unknown and mistyped": Case(
         (
             "command line: plugin.options.column: the plugin needs this option\n"
@@ -627,7 +647,7 @@ def test_found_on_the_way_with_the_steps_before_it_saved(folder, name: str) -> N
             ),
         ),
         (
-            "Loss(each.sum() + (0 * each.sum()) ** 0.5, each.size)",
+            "Loss(each.sum() + ((0 * each) ** 0.5).sum(), each.size)",
             (
                 "step 3: the loss is finite, but its gradient is not, from the first step on, before any update, 3 "
                 "steps in a row; the parameters are those of step 0; no checkpoint was due yet\n"

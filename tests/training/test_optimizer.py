@@ -1,5 +1,7 @@
 """Schedules against their formulas, optimizers against plain optax."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,11 @@ from redco_cli.training.optimizer import (
     decay_mask,
     make_optimizer,
     make_schedule,
+    own_optimizer,
     update_work,
     with_clipping,
 )
+from tests.training.cuts.test_findings import job_of
 
 PEAK, STEPS, WARMUP, DECAY = 0.1, 100, 10, 20
 EXPECTED = {
@@ -177,3 +181,14 @@ def test_clipping_bounds_the_global_norm() -> None:
     norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(GRADIENT)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b * 0.5 / norm, rtol=1e-5), clipped, GRADIENT)
     assert with_clipping(optax.identity(), None) is not None
+
+
+def test_an_optimizer_of_the_plugin_is_given_nothing_of_redco(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`optax.contrib.sam` hands on what it is given, and its parts take nothing."""
+    monkeypatch.chdir(tmp_path)
+    sam = "optax.contrib.sam(optax.sgd(schedule), optax.sgd(0.05))"
+    job = job_of(tmp_path, f"return losses.mean()\n\ndef optimizer_fn(ctx, schedule):\n    return {sam}")
+    own = own_optimizer(job, optax.constant_schedule(0.1), job.model.abstract)
+    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), job.model.abstract)
+    updates, _ = optax.with_extra_args_support(own).update(params, own.init(params), params, places=params)
+    assert jax.tree.structure(updates) == jax.tree.structure(params)

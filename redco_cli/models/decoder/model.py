@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from redco_cli.errors import ModelError
+from redco_cli.errors import MissingKeyError, ModelError
 from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
 from redco_cli.models.decoder.block import Remat
 from redco_cli.models.decoder.config import DecoderConfig
@@ -188,7 +188,7 @@ class DecoderModel:
         self._check_length(shape[1] + read.max_new_tokens)
         check_rope(self.decoder, shape[1], read.max_new_tokens, self.where)
         if read.sample and rng is None:
-            raise ModelError(
+            raise MissingKeyError(
                 self.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it"
             )
         mask = jnp.ones(shape, bool) if attention_mask is None else attention_mask
@@ -228,7 +228,7 @@ class DecoderModel:
         dropout = train and any((config.embedding_dropout, config.attention_dropout, config.residual_dropout))
         if dropout and rng is None:
             remedy = "pass rng= to ctx.model, as loss_fn got it"
-            raise ModelError(self.where, "training this model needs a key for dropout", remedy)
+            raise MissingKeyError(self.where, "training this model needs a key for dropout", remedy)
         return self.module.clone(train=dropout).apply(
             {"params": params},
             given["input_ids"],

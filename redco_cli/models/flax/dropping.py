@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from redco_cli.errors import ModelError
+from redco_cli.errors import MissingKeyError, ModelError
 
 _LAYER_DROPS = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 _DEAF_ATTENTION = frozenset(
@@ -84,7 +84,7 @@ def dropping(config: Any, rng: Any, where: str) -> contextlib.AbstractContextMan
 
 def _key(rng: Any, path: tuple[str, ...], where: str) -> Any:
     if rng is None:
-        raise ModelError(
+        raise MissingKeyError(
             where, "training this model needs a key for what is dropped", "pass rng= to ctx.model, as loss_fn got it"
         )
     return jax.random.fold_in(rng, zlib.crc32("/".join(path).encode()) & 0x7FFFFFFF)

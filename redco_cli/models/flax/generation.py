@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from redco_cli.errors import ModelError
+from redco_cli.errors import MissingKeyError, ModelError
 from redco_cli.models.bounds import Rows, check_call
 from redco_cli.models.config.tasks import GENERATING, TO_SEQUENCE
 from redco_cli.models.flax.limits import check_inputs, check_length
@@ -76,7 +76,9 @@ def generate(
     check_length(model.config, name, prompt + read.max_new_tokens, model.where)
     check_inputs(model.config, {main: inputs} if start is not None else {}, model.where)
     if read.sample and rng is None:
-        raise ModelError(model.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it")
+        raise MissingKeyError(
+            model.where, "sampling needs a key", "pass rng= to ctx.model.generate, as predict_fn got it"
+        )
     key = rng if read.sample else None
     stops = stops_of(read.stops, settings.get("tokenizer"), model.where)
     return _outputs(params, inputs, attention_mask, key, stops, model=model, settings=read, start=start)

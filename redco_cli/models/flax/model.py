@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax.core import unfreeze
 
-from redco_cli.errors import ModelError
+from redco_cli.errors import MissingKeyError, ModelError
 from redco_cli.models.bounds import Rows, check_call, check_masks, rows_of
 from redco_cli.models.config.tasks import TO_SEQUENCE, flax_class_names
 from redco_cli.models.flax.big_bird import cropped, drawing, for_inputs
@@ -102,7 +102,7 @@ class HfFlaxModel:
             with padding_untrained(self.config), self._dropping(rng) if train else contextlib.nullcontext():
                 outputs = flax_model(**arguments, params=params, return_dict=True, **switches)
         except flax.errors.InvalidRngError:
-            raise ModelError(
+            raise MissingKeyError(
                 self.where, "training this model needs a key for dropout", "pass rng= to ctx.model, as loss_fn got it"
             ) from None
         if length is not None:

@@ -19,16 +19,34 @@ from redco_cli.errors import PluginError, Problem, RedcoError
 from redco_cli.job import Job
 from redco_cli.plugin.contract import Loss
 from redco_cli.training.cuts.growth import ZERO, Growth, growths
-from redco_cli.training.cuts.trace import LeftBehind, line_of, place_of, traced
+from redco_cli.training.cuts.trace import LeftBehind, line_of, place_of, reached, traced
 
 _PRIMES = (17, 19, 23)
 """So many times as many examples; another number that two of them divide is none that a third does."""
-_SUM, _TERM = "Loss.sum", "a term of Loss.sum"
-_MEAN = "does not grow with the number of examples, as a mean does not, but"
-_SUM_REMEDY = "give the sum, Loss(losses.sum(), losses.size); or return the mean alone, losses.mean()"
-_TERM_REMEDY = "give the sum of this term too, or the mean times Loss.weight"
-_PENALTY_REMEDY = "give it times Loss.weight"
-_PAIR_REMEDY = "give the sum over the examples, such as right.sum(), or a pair of value and weight: (value, 1)"
+_PAIR = "give the sum over the examples, such as {}, or a pair of value and weight: (value, 1)"
+_REMEDIES = {
+    "sum": "give the sum, Loss(losses.sum(), losses.size); or return the mean alone, losses.mean()",
+    "term": "give the sum of this term too, or the mean times Loss.weight",
+    "penalty": "give it times Loss.weight",
+    "metric": _PAIR.format("right.sum()"),
+    "stat": _PAIR.format("x.sum(0)"),
+}
+"""By the kind of a number. A penalty is a term of parameters alone."""
+_MEAN = "does not grow with the number of examples, as a mean does not, but is divided by"
+_FACTOR = "it would be smaller by the size of the batch"
+_PENALTY = "a term of Loss.sum does not grow with the examples, but Loss.weight does: a larger batch has less of it"
+_CUT = "the result depends on how the batch is cut"
+_GROWN = {
+    "sum": (
+        f"the loss grows with the number of examples in its batch: {_CUT}",
+        "return the mean, losses.mean(), or Loss(losses.sum(), losses.size)",
+    ),
+    "stat": (
+        f"a stat grows with the number of examples, and its weight does not: {_CUT}",
+        "give it the number of examples as its weight, (x.sum(0), len(x)): update_state has a mean then",
+    ),
+}
+"""What grows faster than it is divided by, in batches that are cut."""
 _PARAMS = jax.tree_util.GetAttrKey("params")
 _PASSED = frozenset({"add", "sub", "add_any", "convert_element_type", "copy", "neg"})
 
@@ -37,11 +55,11 @@ _PASSED = frozenset({"add", "sub", "add_any", "convert_element_type", "copy", "n
 class _Number:
     """One of the numbers of a loss: how it grows with the examples, how what it is divided by does, and its line."""
 
+    kind: str
     what: str
     total: Growth
     weight: Growth
     line: int | None
-    remedy: str
 
 
 def refuse_means(job: Job) -> list[Problem]:
@@ -51,7 +69,8 @@ def refuse_means(job: Job) -> list[Problem]:
     it, of evaluation. What cannot be told is let pass.
 
     Returns:
-        What is to be told: that the loss grows with its batch, where that is cut; that a penalty does not.
+        What is to be told: a penalty that does not grow with its batch; and where that is cut, a loss or a stat that
+        does.
 
     Raises:
         PluginError: naming the first of them.
@@ -60,33 +79,29 @@ def refuse_means(job: Job) -> list[Problem]:
     _refuse(job, found, "")
     if job.eval_rows is not None:
         _refuse(job, _agreed(job, train=False), " where train is False")
-    loss, told = found[0] if found else None, _penalties(job, found)
     is_whole = job.plugin.whole_batch or job.recipe.train.global_batch_size == 1 or job.recipe.privacy is not None
-    if is_whole or loss is None or loss.total is None or loss.weight is None:
-        return told
-    if loss.total == ZERO or loss.total <= loss.weight:
-        return told
-    problem = "the loss grows with the number of examples in its batch: the result depends on how the batch is cut"
-    remedy = "return the mean, losses.mean(), or Loss(losses.sum(), losses.size)"
-    return [*told, Problem(place_of(job, loss.line), problem, remedy)]
+    return [
+        Problem(place_of(job, one.line), problem, remedy) for one, problem, remedy in _told(found, is_cut=not is_whole)
+    ]
+
+
+def _told(found: Sequence[_Number], *, is_cut: bool) -> Iterator[tuple[_Number, str, str]]:
+    for one in found:
+        total, weight = one.total, one.weight
+        if total is None or weight is None or total == ZERO:
+            continue
+        if one.kind == "penalty" and (total, weight) == (0, 1):
+            yield one, _PENALTY, _REMEDIES["penalty"]
+        elif is_cut and one.kind in _GROWN and total > weight:
+            yield one, *_GROWN[one.kind]
 
 
 def _refuse(job: Job, found: Sequence[_Number], when: str) -> None:
     for number in found:
-        if number.total == 0 and number.weight == 1 and number.remedy != _PENALTY_REMEDY:
-            divisor = "a weight that does" if number.remedy == _PAIR_REMEDY else "Loss.weight, which does"
-            problem = (
-                f"{number.what}{when} {_MEAN} is divided by {divisor}: it would be too small by the size of the batch"
-            )
-            raise PluginError(place_of(job, number.line), problem, number.remedy)
-
-
-def _penalties(job: Job, found: Sequence[_Number]) -> list[Problem]:
-    problem = (
-        f"{_TERM} does not grow with the examples, but Loss.weight does: the larger a batch is, the less it counts"
-    )
-    penalties = [one for one in found if one.remedy == _PENALTY_REMEDY and (one.total, one.weight) == (0, 1)]
-    return [Problem(place_of(job, one.line), problem, one.remedy) for one in penalties]
+        if (number.total, number.weight) == (0, 1) and number.kind != "penalty":
+            divisor = "a weight that does" if number.kind in ("metric", "stat") else "Loss.weight, which does"
+            problem = f"{number.what}{when} {_MEAN} {divisor}: {_FACTOR}"
+            raise PluginError(place_of(job, number.line), problem, _REMEDIES[number.kind])
 
 
 def _agreed(job: Job, *, train: bool) -> list[_Number]:
@@ -111,38 +126,38 @@ def _agreed(job: Job, *, train: bool) -> list[_Number]:
 def _read(job: Job, prime: int, *, train: bool) -> Iterator[_Number]:
     def numbers(loss: Loss) -> list[Any]:
         stats = [
-            (f"the stat {name}{jax.tree_util.keystr(path)}", leaf, weight)
+            ("stat", f"the stat {name}{jax.tree_util.keystr(path)}", leaf, weight)
             for name, (total, weight) in loss.stats.items()
             for path, leaf in jax.tree.leaves_with_path(total)
         ]
-        metrics = [(f"the metric {name}", *pair) for name, pair in loss.metrics.items()]
-        named = [(_SUM, loss.sum, loss.weight), *metrics, *stats]
-        names[:] = [what for what, *_ in named]
-        return [pair for _, *pair in named]
+        metrics = [("metric", f"the metric {name}", *pair) for name, pair in loss.metrics.items()]
+        named = [("sum", "Loss.sum", loss.sum, loss.weight), *metrics, *stats]
+        names[:] = [(kind, what) for kind, what, *_ in named]
+        return [pair for _, _, *pair in named]
 
-    names: list[str] = []
+    names: list[tuple[str, str]] = []
     closed, _ = traced(job, micro_batch_size(job.recipe) * prime, numbers, train=train)
     jaxpr = closed.jaxpr
     terms = _terms(job, jaxpr) if train else []
     found = growths(closed, [0] * len(jaxpr.invars), prime, [*jaxpr.outvars, *(term for term, _ in terms)])
-    for place, what in enumerate(names):
-        line, remedy = _line(job, jaxpr, jaxpr.outvars[2 * place]), _PAIR_REMEDY if place else _SUM_REMEDY
-        yield _Number(what, found[2 * place], found[2 * place + 1], line, remedy)
+    for place, (kind, what) in enumerate(names):
+        total, weight = found[2 * place : 2 * place + 2]
+        yield _Number(kind, what, total, weight, _line(job, jaxpr, jaxpr.outvars[2 * place]))
     grown = found[2 * len(names) :]
-    for (term, of_batch), growth in zip(terms, grown, strict=True) if 1 in grown else ():
-        yield _Number(_TERM, growth, found[1], _line(job, jaxpr, term), _TERM_REMEDY if of_batch else _PENALTY_REMEDY)
+    for (term, kind), growth in zip(terms, grown, strict=True) if 1 in grown else ():
+        yield _Number(kind, "a term of Loss.sum", growth, found[1], _line(job, jaxpr, term))
 
 
-def _terms(job: Job, jaxpr: Any) -> list[tuple[Any, bool]]:
-    """What a loss adds up in the end, parameters entering: of the batch, or drawn with nothing, as a penalty is.
+def _terms(job: Job, jaxpr: Any) -> list[tuple[Any, str]]:
+    """What a loss adds up in the end, with its kind: what parameters and the batch enter, or parameters alone.
 
     Noise for the gradient, a term that is linear in the parameters, belongs to a batch once.
     """
     makers = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     paths = [path[0] for path, _ in jax.tree.leaves_with_path(job.abstract)]
-    learned = _reached(jaxpr, [v for v, one in zip(jaxpr.invars, paths, strict=False) if one == _PARAMS])
+    learned = reached(jaxpr, [v for v, one in zip(jaxpr.invars, paths, strict=False) if one == _PARAMS])
     key, *batch = jaxpr.invars[len(paths) :]
-    of_batch, drawn = _reached(jaxpr, batch), _reached(jaxpr, [key])
+    of_batch, drawn = reached(jaxpr, batch), reached(jaxpr, [key])
     found, atoms = [], [jaxpr.outvars[0]]
     while atoms:
         atom = atoms.pop()
@@ -151,16 +166,7 @@ def _terms(job: Job, jaxpr: Any) -> list[tuple[Any, bool]]:
         if makers[atom].primitive.name in _PASSED:
             atoms += makers[atom].invars
         elif atom in of_batch or atom not in drawn:
-            found.append((atom, atom in of_batch))
-    return found
-
-
-def _reached(jaxpr: Any, variables: Sequence[Any]) -> set[Any]:
-    """What some variables of a program enter, these included."""
-    found = set(variables)
-    for equation in jaxpr.eqns:
-        if any(not isinstance(atom, core.Literal) and atom in found for atom in equation.invars):
-            found.update(equation.outvars)
+            found.append((atom, "term" if atom in of_batch else "penalty"))
     return found
 
 

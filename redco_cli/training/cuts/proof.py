@@ -1,8 +1,10 @@
 """The loss of the first micro-batch in one piece and in two, computed and compared, before a run takes its first step.
 
-With s, w = sum and weight of a part, without dropout, a loss that may be cut has s(whole) = s(half) + s(other half),
+With s, w = sum and weight of a part, a loss that may be cut has s(whole) = s(half) + s(other half),
 and w alike. What the trace does not tell shows here: a mean over unevenly masked tokens, a term that is added once for
 each micro-batch, a shape that a loss branches on.
+
+It is the loss of training where that draws nothing; else that of evaluation, as noise is another one in each part.
 
 It is done where it costs little, by one rule for all processes:
 
@@ -31,6 +33,7 @@ from redco_cli.plugin.contract import Batch, Loss
 from redco_cli.plugin.state import Variables
 from redco_cli.runtime.mesh import data_shards, replicated
 from redco_cli.training.cuts.findings import REMEDY
+from redco_cli.training.cuts.trace import draws
 
 MICRO_BATCHES = 500
 PARAMETERS = 10**9
@@ -69,7 +72,8 @@ def prove_cut(
         return
     if job.plugin.whole_batch or count == 1 or size % (2 * shards) or not is_cheap:
         return
-    both = jax.jit(_whole_and_halves(job, placement, shards), out_shardings=replicated(placement.mesh))
+    train = not draws(job, size)
+    both = jax.jit(_whole_and_halves(job, placement, shards, train=train), out_shardings=replicated(placement.mesh))
     try:
         traced = both.trace(variables, batch)
     except PluginError:  # the plugin takes a batch to train on for no batch to evaluate: then it cannot be told
@@ -82,22 +86,23 @@ def prove_cut(
     is_empty = (halves[:, 0] == 0).any()  # nothing counted in it, and a weight of at least 1 would be no mistake
     if is_empty or not (abs(parts - whole) > allowed).any():  # what is not finite is for the step to tell
         return
+    which = "" if train else ", without dropout"
     error = PluginError(
         f"{job.plugin.file}: loss_fn",
         f"of the first {size} examples sum and weight are {whole[0]:g} and {whole[1]:g} in one piece, but {parts[0]:g} "
-        f"and {parts[1]:g} in two, without dropout: train.micro_batch_size would change the result",
+        f"and {parts[1]:g} in two{which}: train.micro_batch_size would change the result",
         REMEDY,
     )
     error.on_all_processes = True
     raise error
 
 
-def _whole_and_halves(job: Job, placement: Placement, shards: int) -> Callable[[Variables, Batch], Any]:
+def _whole_and_halves(job: Job, placement: Placement, shards: int, *, train: bool) -> Callable[[Variables, Batch], Any]:
     """Of variables and a batch [M, B, ...]: (sum, weight) of the first micro-batch [2], and of its halves [2, 2]."""
 
     def loss(seen: Variables, batch: Batch) -> Any:
         ctx = seen.told(job.context("train"))
-        found: Loss = call_loss(job.plugin, ctx, seen.params, batch, jax.random.key(0), train=False)
+        found: Loss = call_loss(job.plugin, ctx, seen.params, batch, jax.random.key(0), train=train)
         return jnp.stack([found.sum, found.weight])
 
     def adapted(variables: Variables, batch: Batch) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -52,6 +52,23 @@ def traced(job: Job, size: int, numbers: Callable[[Loss], Any], *, train: bool =
         if any(not isinstance(atom, core.Literal) and atom in left for atom in equation.invars):
             raise LeftBehind(place_of(job, line_of(job, equation)), _LEFT, _STATE)
     return closed, abstract
+
+
+def draws(job: Job, size: int) -> bool:
+    """Whether anything of a training loss is drawn with the key of its step."""
+    closed, _ = traced(job, size, lambda loss: (loss.sum, loss.weight))
+    key = closed.jaxpr.invars[len(jax.tree.leaves(job.abstract))]
+    drawn = reached(closed.jaxpr, [key])
+    return any(not isinstance(atom, core.Literal) and atom in drawn for atom in closed.jaxpr.outvars)
+
+
+def reached(jaxpr: Any, variables: Sequence[Any]) -> set[Any]:
+    """What some variables of a program enter, these included."""
+    found = set(variables)
+    for equation in jaxpr.eqns:
+        if any(not isinstance(atom, core.Literal) and atom in found for atom in equation.invars):
+            found.update(equation.outvars)
+    return found
 
 
 def frames(equation: Any) -> list[tuple[str, int]]:

@@ -37,9 +37,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     made: list[object] = []
     make = proof._whole_and_halves
 
-    def noting(*arguments: object) -> object:
+    def noting(*arguments: object, train: bool) -> object:
         made.append(arguments)
-        return make(*arguments)  # type: ignore[arg-type]
+        return make(*arguments, train=train)  # type: ignore[arg-type]
 
     monkeypatch.setattr(proof, "_whole_and_halves", noting)
     return made
@@ -53,7 +53,7 @@ def test_a_mean_over_what_counts_unevenly_is_refused(losing: Callable[[str], Non
     text = str(refused.value)
     assert text.startswith("plugin.py: loss_fn: of the first 4 examples sum and weight are ")
     assert " and 4 in one piece, but " in text
-    assert " and 4 in two, without dropout: train.micro_batch_size would change the result\n" in text
+    assert " and 4 in two: train.micro_batch_size would change the result\n" in text
     assert "  -> sum over the examples, Loss(sum, weight); or say whole_batch = True in the plugin" in text
     assert not list(Path("run").glob("checkpoint-*"))
 
@@ -61,6 +61,19 @@ def test_a_mean_over_what_counts_unevenly_is_refused(losing: Callable[[str], Non
 def test_a_term_that_is_added_to_each_part_is_refused(losing: Callable[[str], None]) -> None:
     penalty = '(params["hidden"]["kernel"] ** 2).sum()'
     losing(f'return Loss(0.5 * (each.sum() + {penalty}), batch["counted"].sum())')
+    with pytest.raises(PluginError, match="of the first 4 examples sum and weight are"):
+        train("recipe.yaml", CUT)
+
+
+@pytest.mark.parametrize(
+    "noise", ["", " + 0 * __import__('jax').random.uniform(rng, each.shape)"], ids=["nothing drawn", "noise"]
+)
+def test_the_loss_of_training_is_compared_where_it_draws_nothing(losing: Callable[[str], None], noise: str) -> None:
+    """What gradients at a point that all rows decide about, as sharpness-aware minimisation has, come to."""
+    losing(f'return Loss((each{noise}).sum() * (each.mean() if train else 1), batch["counted"].sum())')
+    if noise:
+        assert train("recipe.yaml", CUT).step == 20
+        return
     with pytest.raises(PluginError, match="of the first 4 examples sum and weight are"):
         train("recipe.yaml", CUT)
 
