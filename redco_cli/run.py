@@ -37,7 +37,7 @@ from redco_cli.training.cuts.findings import dependences
 from redco_cli.training.cuts.means import refuse_means
 from redco_cli.training.evaluate import EvalResult, compiled_evaluation
 from redco_cli.training.evaluate import evaluate as mean_loss
-from redco_cli.training.outcome import TrainResult, finished
+from redco_cli.training.outcome import TrainResult, finished, recorded_evaluations
 from redco_cli.training.saving.identity import Identity
 from redco_cli.training.saving.initial import check_initial_params
 from redco_cli.training.saving.owner import owning
@@ -109,6 +109,8 @@ def _train(loaded: LoadedRecipe, job: Job, placement: Placement, began: float) -
         ):
             run.train() if outer is None else outer.drive(job.plugin.run_fn)
     kept, history = start.checkpoints, run.evaluations.history
+    if start.source is kept and is_main_process():
+        history = recorded_evaluations(start.directory)
     best, newest = kept.best(), kept.path(kept.steps()[-1])
     return TrainResult(start.directory, run.step, start.step, run.means, history, best, newest)
 

@@ -114,7 +114,8 @@ class ModuleModel:
         """
         rngs = {} if rng is None else {"dropout": rng}
         try:
-            given = {**self.kept, **(variables or {}), "params": params}
+            kept = jax.tree.map(jnp.asarray, self.kept)  # numpy arrays cannot be indexed by what is traced
+            given = {**kept, **(variables or {}), "params": params}
             switches = _switches(self.module, train)
             return self.module.apply(given, *inputs, **named, **switches, rngs=rngs, mutable=mutable)
         except flax.errors.InvalidRngError:

@@ -48,6 +48,10 @@ _NO_STATE = (
 )
 _OF_NONE = ((r"\.model\b(?!\s*=[^=])", _NO_MODEL), (r"\.state\b(?!\s*=[^=])", _NO_STATE))
 """What a line has that failed for a None in it, and why that is None."""
+_DELETED = (
+    "copy what is to outlast the next step, jax.tree.map(jnp.copy, run.params): a step takes the memory of what it "
+    "updates"
+)
 _URL = re.compile(r"\s*\(https?://\S+\)")
 _Raised = TypeVar("_Raised", bound=Exception)
 
@@ -134,6 +138,8 @@ def _remedy(error: BaseException, line: str, known: Mapping[str, Any], missing: 
             return _REMEDIES[kind.__name__]
     if isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
         return next((why for part, why in _OF_NONE if re.search(part, line)), _WHOLE_TRACEBACK)
+    if isinstance(error, RuntimeError) and "has been deleted" in str(error):
+        return _DELETED
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
         names = {what: [*map(str, one)] for what, one in known.items() if isinstance(one, Mapping) and one}
         there = "; ".join(f"{what} has {', '.join(found)}" for what, found in names.items())

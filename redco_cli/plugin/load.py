@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -11,7 +12,7 @@ import json
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ OPTIONAL = {
     "run_fn": ("run",),
 }
 
+_MISSPELT = 0.85
+"""How alike, of 1, two names are of which one is taken for the other."""
 _GIVEN: dict[str, Callable[..., Any]] = {"collate_fn": stack_rows, "predict_fn": generate}
 """What a plugin with an `encode_fn` need not have."""
 
@@ -200,11 +203,22 @@ def _functions(module: types.ModuleType, file: str) -> dict[str, Callable[..., A
         if problem:
             problems.append(Problem(_place(function, name, file), problem, f"write {name}({', '.join(arguments)})"))
         functions[name] = function
+    problems += _misspelt(module, file)
     if "update_state" in functions and "init_state" not in functions:
         problems.append(Problem(file, "has update_state, but no init_state", "define init_state(ctx, params)"))
     if problems:
         raise PluginError.of(problems)
     return functions
+
+
+def _misspelt(module: types.ModuleType, file: str) -> Iterator[Problem]:
+    """Functions of the module that redco does not call, with names like those that it would."""
+    missing = [name for name in OPTIONAL if not hasattr(module, name)]
+    for name, one in vars(module).items():
+        is_own = isinstance(one, types.FunctionType) and one.__module__ == module.__name__
+        if is_own and (close := difflib.get_close_matches(name, missing, n=1, cutoff=_MISSPELT)):
+            problem = "is no function that redco calls, though its name is nearly one"
+            yield Problem(_place(one, name, file), problem, f"call it {close[0]}, or otherwise")
 
 
 def _signature_problem(function: Any, arguments: tuple[str, ...]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from redco_cli.console import TrainProgress
+from redco_cli.console import TrainProgress, warn
 from redco_cli.job import Job
+from redco_cli.runtime.peers.multihost import is_main_process
 from redco_cli.training.evaluate import check_has
 from redco_cli.training.patience import Patience
 from redco_cli.training.records.metrics import Recorder
@@ -59,6 +61,10 @@ class Evaluations:
         self._recorder.record(step, "eval", values)
         improved = self._rank(step, values)
         self._progress.evaluated(step, values, improved)
+        unknown = [name for name in dict.fromkeys(("loss", self._metric)) if not math.isfinite(values.get(name, 0))]
+        if unknown and is_main_process():
+            ranks = "; it ranks no checkpoint" if self._metric in unknown else ""
+            warn(f"step {step}: {' and '.join(unknown)} of the evaluation: not finite{ranks}")
         self.patience.count(improved, step)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

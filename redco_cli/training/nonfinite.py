@@ -40,7 +40,7 @@ def handle_skipped_step(
     census: RowCensus,
     loss_scale: float | None,
 ) -> None:
-    """Warns of a skipped step, once for all processes.
+    """Warns of a skipped step, once for all processes; of many in a row at the first, second, fourth and so on.
 
     Args:
         job: its recipe says how many in a row end the run.
@@ -62,7 +62,7 @@ def handle_skipped_step(
         reason = f"{reason} in float16 with loss_scale {loss_scale:g}, which is halved"
         remedy = f"set model.dtype: bfloat16 where the device has it; {remedy}"
     if streak < job.recipe.train.max_nonfinite_steps:
-        if is_main_process():
+        if is_main_process() and streak.bit_count() == 1:
             warn(f"step {step}: {reason}; the update is skipped ({streak} in a row)")
         return
     checkpoints.wait()

@@ -27,7 +27,7 @@ class TrainResult:
         step: optimizer steps done.
         began: the step that this process began at.
         train: means over the steps from there on: `loss` and the plugin's metrics.
-        evaluations: step and values of each evaluation of this process; of the whole run, if it was finished before.
+        evaluations: step and values of each evaluation of the run, those before a stop included.
         best: step of the best checkpoint; None when nothing was evaluated.
         checkpoint: the newest checkpoint.
         was_finished: whether the run had ended before, so that nothing was trained.
@@ -57,19 +57,27 @@ def finished(start: Start, job: Job, timeline: Timeline) -> TrainResult | None:
     has_ended = kept_by_loop(start).is_over if loops else at_its_end or patience.is_over
     if not is_own or start.put_off or not has_ended:
         return None
-    file = start.directory / METRICS_NAME
-    records = read_records(file) if file.exists() else []
-    evaluations = [
-        (record["step"], {name: math.nan if value is None else value for name, value in measured(record).items()})
-        for record in records
-        if record["kind"] == "eval"
-    ]
+    evaluations = recorded_evaluations(start.directory)
     ended = "where run_fn returned" if loops else patience
     why = f"all {start.step} steps were done before" if at_its_end else f"it ended with step {start.step}, {ended}"
     note(f"{shown(start.directory)} is finished: {why}; nothing is trained")
     return TrainResult(
         start.directory, start.step, start.step, {}, evaluations, kept.best(), kept.path(start.step), True
     )
+
+
+def recorded_evaluations(directory: Path) -> list[tuple[int, Mapping[str, float]]]:
+    """Step and values of each evaluation that a run has recorded.
+
+    Raises:
+        StorageError: its records cannot be read.
+    """
+    file = directory / METRICS_NAME
+    return [
+        (record["step"], {name: math.nan if value is None else value for name, value in measured(record).items()})
+        for record in (read_records(file) if file.exists() else [])
+        if record["kind"] == "eval"
+    ]
 
 
 def kept_by_loop(start: Start) -> OuterState:

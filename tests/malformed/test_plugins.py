@@ -399,6 +399,13 @@ BEFORE_TRAINING = {
         ((EXAMPLES, STREAM.replace("return Stream()", 'return Stream() if split == "train" else list(Stream())')),),
         overrides=["train.steps=1 epoch"],
     ),
+    "functions: nearly by the name of one": Case(
+        (
+            "plugin.py:44: init_states: is no function that redco calls, though its name is nearly one\n"
+            "  -> call it init_state, or otherwise"
+        ),
+        plus="def init_states(ctx, params):\n    return {}\n",
+    ),
     "optimizer: nothing": Case(
         (
             "plugin.py: optimizer_fn: returned None, which is no optax transformation\n"

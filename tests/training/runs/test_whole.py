@@ -88,6 +88,7 @@ def test_resume_equals_the_uninterrupted_run() -> None:
     assert parameters("parts", 7)["hidden"]["kernel"].tolist() != parameters("whole", 20)["hidden"]["kernel"].tolist()
     outcome = train("recipe.yaml", ["output_dir=parts"])
     assert outcome.step == 20
+    assert {step: values["loss"] for step, values in outcome.evaluations} == losses("whole", "eval")
     assert comparable("parts") == comparable("whole")
     jax.tree.map(np.testing.assert_array_equal, parameters("parts", 20), parameters("whole", 20))
 
@@ -115,6 +116,15 @@ def test_a_scheduler_gets_its_exit_code(number: int) -> None:
         train_until(3, [], number)
     assert stopped.value.exit_code == EXIT_REQUEUE
     assert Path("run/checkpoint-3").is_dir()
+
+
+def test_an_evaluation_that_is_no_number_is_told(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    returned = "return Loss(each.sum(), batch"
+    text = (project / "plugin.py").read_text()
+    assert returned in text
+    (project / "plugin.py").write_text(text.replace(returned, "return Loss(each.sum() + (0 if train else np.nan), batch"))
+    assert train("recipe.yaml", ["train.steps=2", "eval.every=2", "eval.at_start=false"]).best is None
+    assert "step 2: loss of the evaluation: not finite; it ranks no checkpoint" in capfd.readouterr().err
 
 
 @pytest.mark.usefixtures("project")
