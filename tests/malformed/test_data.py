@@ -252,10 +252,17 @@ CASES = {
         overrides=["data.streaming=true"],
     ),
 }
+SLOWLY = (
+    *("a text", "a line that is no object", "a slice that is none", "blank lines", "a split that there is not"),
+    *("null among numbers", "parquet: read as JSON", "parquet: cut off"),
+)
+"""Found where others that are no slow tests are."""
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets leaves a refused csv open
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOWLY else name for name in CASES]
+)
 def test_data_is_refused(folder, name: str) -> None:
     case = CASES[name]
     folder.plugin(("def load_examples", "def unused"))

@@ -27,11 +27,11 @@ def tiny() -> Workload:
 
 SLOWLY = pytest.mark.slow
 PAPER = [
-    ("opt-66b", 512, 64, 32),
+    pytest.param("opt-66b", 512, 64, 32, marks=SLOWLY),
     pytest.param("opt-13b", 1024, 8, 32, marks=SLOWLY),
     pytest.param("llama-7b", 1024, 4, 40, marks=SLOWLY),
     pytest.param("gptj-6b", 1024, 4, 40, marks=SLOWLY),
-    pytest.param("gpt2-large", 512, 2, 10, marks=SLOWLY),
+    ("gpt2-large", 512, 2, 10),
     pytest.param("t5-11b", 512, 8, 32, marks=SLOWLY),
     pytest.param("bart-large", 1024, 2, 10, marks=SLOWLY),
 ]

@@ -199,6 +199,7 @@ def test_images_of_a_model_whose_config_names_no_size_are_those_of_imagenet() ->
     assert workload.seq_length is None
 
 
+@pytest.mark.slow
 def test_a_clip_is_planned_with_the_loss_of_its_pairs_which_sees_the_whole_batch() -> None:
     """Each image is told from the others by its text, and each text by its image (arXiv 2103.00020, figure 3)."""
     config = {"model_type": "clip", **CONFIGS["clip"], "architectures": ["CLIPModel"]}

@@ -25,6 +25,8 @@ SMALL = {
     "particles": f"{{{PLAYED}, updates: 2, replay: 64}}",
 }
 """Recipe to the options that make it small: the number of its examples, and the width of its networks."""
+SLOWLY = ("few_shot",)
+"""`meta_learning` has its plugin's inner loops too."""
 MORE = {
     "distillation": ["models.teacher.params=teacher"],
     "private": ["privacy.accountant=rdp", "train.micro_batch_size=8"],
@@ -36,7 +38,9 @@ FEW = [
 """91 is a quarter of the held-out digits, so that all batches are alike."""
 
 
-@pytest.mark.parametrize("recipe", SMALL)
+@pytest.mark.parametrize(
+    "recipe", [pytest.param(one, marks=pytest.mark.slow) if one in SLOWLY else one for one in SMALL]
+)
 def test_a_recipe_trains_evaluates_and_predicts(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if recipe == "distillation":

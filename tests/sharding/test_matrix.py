@@ -41,14 +41,14 @@ MESHES = {
     "fsdp2xtensor4": (1, 2, 4),
 }
 QUICK = {
-    "data2xfsdp2xtensor2": ("moe-capacity", "gqa-2-grouped"),
+    "data2xfsdp2xtensor2": ("gqa-2-grouped",),
     "fsdp2xtensor4": ("llama", "moe-capacity"),
 }
 """What is no slow test."""
 AGAIN = {"data2xfsdp2xtensor2": ("decoder-scan-remat",)}
 COMPARED = {
     "data2xtensor4": ("mlp-residual", "gated-separate", "gqa-4-repeated"),
-    "fsdp4xtensor2": ("attention-flat", "lora", "moe-dense"),
+    "fsdp4xtensor2": ("attention-flat", "lora"),
 }
 TOLERANCE = 1.5e-5
 """Largest difference of a gradient over its largest value; small gradients as `trial.FLOOR` says.

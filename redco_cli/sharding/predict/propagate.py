@@ -16,6 +16,7 @@ from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.kinds import ELEMENTWISE, REDUCTIONS
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
 from redco_cli.sharding.predict.splits import Splits, distinct, join, rule, shard_bytes, whole
+from redco_cli.sharding.program.matrices import OF_LAST_DIMS, leading
 
 
 def local_bytes(closed_jaxpr: Any, in_specs: Sequence[Any], mesh: Mapping[str, int]) -> list[int]:
@@ -206,6 +207,21 @@ def _keep(splits: Splits, op: Op) -> list[DimShardings | None]:
         for operand in arrays:
             splits.settle(operand, dims)
     return [dims] * len(op.results)
+
+
+@rule(*OF_LAST_DIMS)
+def _of_last_dims(splits: Splits, op: Op) -> list[DimShardings | None]:
+    dims = splits.of(op.operands[0])
+    if dims is None:
+        return [None] * len(op.results)
+    lead = leading(op.name, op.params, len(dims))
+    return [(*dims[:lead], *whole(splits.shapes[array][lead:])) for array in op.results]
+
+
+@rule("custom_linear_solve")
+def _solve(splits: Splits, op: Op) -> list[DimShardings | None]:
+    """Solutions lie as the right-hand sides do."""
+    return [splits.of(operand) for operand in op.operands[-len(op.results) :]]
 
 
 @rule("stack")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.ownership import owners
-from redco_cli.sharding.program import indexing, marks, primitives, shard_map  # noqa: F401  rules register themselves
+from redco_cli.sharding.program import indexing, marks, matrices, primitives, shard_map  # noqa: F401  rules register themselves
 from redco_cli.sharding.program.branches import branch_shares
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Use, Value
 from redco_cli.sharding.program.lookups import casts

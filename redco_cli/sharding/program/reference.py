@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 
 _REFERENCES: dict[str, Callable[..., Any]] = {}
 _CAUSAL: set[str] = set()
@@ -53,6 +54,9 @@ def reference_jaxpr(equation: Any) -> Any | None:
             shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
             with contextlib.suppress(NotImplementedError):
                 return jax.make_jaxpr(partial(_results, _REFERENCES[name]))(*shapes)
+    if equation.primitive.name == "custom_linear_solve":
+        shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
+        return jax.make_jaxpr(partial(_solved, equation.params))(*shapes)
     if equation.primitive.name in ("dot_product_attention_fwd_wrapper", "dot_product_attention_fwd"):
         shapes = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
         return jax.make_jaxpr(partial(_cudnn_attention, equation))(*shapes)
@@ -64,6 +68,14 @@ def _results(reference: Callable[..., Any], *operands: Any) -> list[Any]:
     if results is NotImplemented:
         raise NotImplementedError
     return jax.tree.leaves(results)
+
+
+def _solved(params: Any, *operands: Any) -> list[Any]:
+    """`jax.lax.custom_linear_solve`, forwards: by what it is given to solve with, after the products by the matrix."""
+    lengths = params["const_lengths"]
+    begin = lengths.matvec + lengths.vecmat
+    given = operands[begin : begin + lengths.solve]
+    return list(core.jaxpr_as_fun(params["jaxprs"].solve)(*given, *operands[sum(lengths) :]))
 
 
 def _names(equation: Any) -> list[str]:

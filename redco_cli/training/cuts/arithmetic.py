@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from redco_cli.sharding.axes import Axis, Dim, fresh, fresh_dims
+from redco_cli.sharding.program.matrices import OF_LAST_DIMS, leading
 from redco_cli.sharding.program.primitives import ELEMENTWISE
 from redco_cli.training.cuts.values import CONSTANT, SUM, UNKNOWN, Kind, Value, rows
 from redco_cli.training.cuts.walk import Walk, rule
@@ -195,6 +196,19 @@ def _along(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     shape = equation.outvars[0].aval.shape
     dims = [dim if walk.batch.of(dim) else fresh(size) for dim, size in zip(found.dims, shape, strict=True)]
     return [replace(found, dims=tuple(dims)) for _ in equation.outvars]
+
+
+@rule(*OF_LAST_DIMS)
+def _of_last_dims(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    """Rows stay rows where the batch is not in a dim that is taken whole."""
+    lead = leading(equation.primitive.name, equation.params, len(equation.invars[0].aval.shape))
+    given = [x for x in operands if x.kind is not Kind.CONSTANT]
+    if any(x.kind is not Kind.ROWS or max(walk.batch.places(x), default=0) >= lead for x in given):
+        return [UNKNOWN] * len(equation.outvars)
+    if len({walk.batch.layouts(viewed) for viewed in (rows(x.dims[:lead]) for x in given)}) > 1:
+        return [UNKNOWN] * len(equation.outvars)
+    shapes = [variable.aval.shape for variable in equation.outvars]
+    return [rows([*given[0].dims[:lead], *fresh_dims(shape[lead:])]) for shape in shapes]
 
 
 @rule("reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min")

@@ -47,6 +47,7 @@ def test_its_operations_are_three_forward_passes(report):
     assert least < report.speed.model_flops <= least + scores
 
 
+@pytest.mark.slow
 def test_experts_count_as_many_tokens_as_choose_them():
     """Two of eight for each token, though they have room for twice as many; of a plan's time they are all part."""
     sizes = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
@@ -67,6 +68,7 @@ def test_the_screen_says_it(report):
     assert "at 2.000 a chip-hour" in said
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_has_no_speed():
     small = inspect(json.dumps(LLAMA), target="h100:8", device_memory=1000, mesh=FSDP, **STEP)
     assert (small.fits, small.speed) == (False, None)

@@ -98,6 +98,13 @@ CASES = {
         [f32(B, L, D)],
         [X],
     ),
+    "singular values": (lambda x: jnp.linalg.svd(x), [f32(B, L, D)], [X]),
+    "linear system": (jnp.linalg.solve, [f32(B, D, D), f32(B, D, L)], [X, X]),
+    "conjugate gradients": (
+        lambda a, b: jax.vmap(lambda a, b: jax.scipy.sparse.linalg.cg(lambda v: a @ v, b, maxiter=3)[0])(a, b),
+        [f32(B, D, D), f32(B, D)],
+        [X, X],
+    ),
     "cumulative sum": (lambda x: jnp.cumsum(x, 1), [f32(B, L)], [X]),
 }
 

@@ -68,6 +68,9 @@ FREE = {
     "the same noise each time": "w = jax.random.normal(jax.random.key(0), (6,))\n"
     "    return Loss((losses * (x @ w)).sum(), b)",
     "noise in a metric": "return Loss(losses.sum(), b, {'noise': jax.random.normal(rng)})",
+    "Fourier transform": "f = jnp.abs(jnp.fft.rfft(x)).sum(-1)\n    return Loss((f * losses).sum(), b)",
+    "linear systems": "a = x[:, :, None] * x[:, None] + jnp.eye(6)\n"
+    "    return Loss((jnp.linalg.solve(a, x[..., None])[..., 0].sum(-1) * losses).sum(), b)",
     "rows in turn": "return Loss(jax.lax.scan(lambda s, l: (s + l, None), 0.0, losses)[0], b)",
     "two copies as one batch": "p = ctx.model(params, jnp.concatenate([x, -x]))\n    first, second = p[:b], p[b:]\n"
     "    return Loss(-jax.nn.log_sigmoid(first - second).sum(), b)",

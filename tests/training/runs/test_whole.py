@@ -220,7 +220,7 @@ def test_a_plugin_that_fails_late_loses_nothing(project: Path) -> None:
     text = text.replace(
         "def collate_fn(ctx, examples):",
         "calls = []\ndef collate_fn(ctx, examples):\n    calls.append(1)\n"
-        "    if len(calls) == 18:\n        raise KeyError('tokens')",
+        "    if len(calls) == 20:\n        raise KeyError('tokens')",
     )
     (project / "plugin.py").write_text(text)
     with pytest.raises(RedcoError, match=r"plugin.py:\d+: collate_fn: collate_fn raised KeyError"):

@@ -178,7 +178,7 @@ def test_a_run_that_is_refused_or_fails_leaves_nothing() -> None:
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("step", [5, 6])
+@pytest.mark.parametrize("step", [5, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_run_that_lost_its_lease_writes_nothing_more(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     """As one that was frozen: between two records, or just before a save. The other's files stay as they are."""
     left: dict[str, bytes] = {}
@@ -225,8 +225,7 @@ def test_a_save_that_was_under_way_is_not_finished_under_another_owner(monkeypat
     ("step", "how"),
     [
         (5, "moved"),
-        (12, "deleted"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((5, "deleted"), (12, "moved"))),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((12, "deleted"), (5, "deleted"), (12, "moved"))),
     ],
 )
 def test_a_directory_that_is_deleted_under_its_run_is_made_anew(
@@ -301,7 +300,9 @@ def test_a_stop_saves_again_what_was_deleted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("what", ["file", "full", "unfinished"])
+@pytest.mark.parametrize(
+    "what", ["full", *(pytest.param(what, marks=pytest.mark.slow) for what in ("file", "unfinished"))]
+)
 def test_a_directory_that_cannot_be_made_anew_ends_the_run(what: str) -> None:
     """Never where another directory is by then."""
 
