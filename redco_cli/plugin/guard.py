@@ -141,7 +141,8 @@ def _remedy(error: BaseException, line: str, known: Mapping[str, Any], missing: 
     if isinstance(error, RuntimeError) and "has been deleted" in str(error):
         return _DELETED
     if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
-        names = {what: [*map(str, one)] for what, one in known.items() if isinstance(one, Mapping) and one}
-        there = "; ".join(f"{what} has {', '.join(found)}" for what, found in names.items())
-        return _meant(error.args[0], names) or missing or there or _WHOLE_TRACEBACK
+        names = {what: [*map(str, one)] for what, one in known.items() if isinstance(one, Mapping)}
+        there = "; ".join(f"{what} has {', '.join(found) or 'nothing'}" for what, found in names.items())
+        elsewhere = any(error.args[0] in found for found in names.values())
+        return (not elsewhere and _meant(error.args[0], names)) or missing or there or _WHOLE_TRACEBACK
     return _WHOLE_TRACEBACK

@@ -128,8 +128,10 @@ def _divided(total: Any, weight: Any) -> Any:
 
 
 def _check_same(before: Any, after: Any, where: str) -> None:
-    old, new = (dict(jax.tree.leaves_with_path(tree)) for tree in (before, after))
     remedy = "return what init_state returns, with other values"
+    if after is None and before is not None:
+        raise PluginError(where, "it returned None", remedy)
+    old, new = (dict(jax.tree.leaves_with_path(tree)) for tree in (before, after))
     if odd := [path for path in [*old, *new] if path not in old or path not in new]:
         raise PluginError(where, f"{_path(odd[0])} is {'missing' if odd[0] in old else 'not in its state'}", remedy)
     given, kept = (str(jax.tree.structure(tree)) for tree in (after, before))

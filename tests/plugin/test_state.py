@@ -119,6 +119,20 @@ def test_an_update_without_its_beginning_is_refused(load):
     assert "has update_state, but no init_state" in text
 
 
+@pytest.mark.parametrize(
+    ("update", "problem"),
+    [
+        ("state['n'] + 1", "it returned None\n  -> return what init_state returns, with other values"),
+        ("return {'n': stats['n']}", "'n'\n  -> stats has x; the state has n"),
+        ("return {'n': stats['xx']}", "'xx'\n  -> did you mean x?"),
+    ],
+)
+def test_an_update_that_is_none_is_refused(load, update, problem):
+    text = LOSS.replace("STATS", "{'x': (batch['x'].sum(), 3)}")
+    loaded = load(f"{text}def update_state(ctx, state, params, stats): {update}\n")
+    assert problem in refused(lambda: prove(loaded, context(), state(), BATCH, stage="train"))
+
+
 def state() -> Variables:
     return Variables(PARAMS, {"n": jnp.float32(1.0)}, jnp.int32(7))
 

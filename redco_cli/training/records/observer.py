@@ -65,9 +65,9 @@ class Observer:
         metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
         skipped, streak, weight = int(metrics.pop("skipped")), int(metrics.pop("streak")), metrics.pop("weight")
         compilations = int(metrics.pop("compilations"))
-        for name in metrics.keys() - _NOT_AVERAGED:
-            if math.isfinite(metrics[name]):
-                self._piece[name].append(metrics[name])
+        for name, value in metrics.items():
+            if name not in _NOT_AVERAGED and math.isfinite(value):
+                self._piece[name].append(value)
         if streak:
             scale = metrics.get("loss_scale")
             loss = metrics["loss"]
