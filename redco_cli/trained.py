@@ -22,7 +22,7 @@ from redco_cli.console import note
 from redco_cli.errors import ModelError, PluginError, StorageError, UsageError
 from redco_cli.exporting.adapter import export_adapter
 from redco_cli.exporting.export import SETS_AT_ONCE, Exported, check_place, export_model
-from redco_cli.exporting.own_module import export_own_module, is_own_module, read_own_module
+from redco_cli.exporting.own_module import export_own_module, is_own_module, read_own_module, tell_left
 from redco_cli.job import Job, prepare
 from redco_cli.models.example_inputs import AnyModel, example_inputs, example_loss
 from redco_cli.models.own_module import ModuleModel
@@ -164,10 +164,11 @@ def _with_kept(model: ModuleModel, stored: StoredModel, name: str) -> ModuleMode
     return replace(model, kept={one: checkpoints.restore_state(step, at, wanted[one]) for one, at in places.items()})
 
 
-def _kept_of(model: ModuleModel, state: Any, name: str) -> dict[str, Any]:
+def _kept_of(model: ModuleModel, state: Any, name: str, used: str | None) -> dict[str, Any]:
     """What a module keeps besides its parameters, of a plugin's state on devices; on the host of every process."""
-    nested = to_state_dict(state)
-    parts = {one: reduce(getitem, at, nested) for one, at in model.places_in(nested, name).items()}
+    places = model.places_in(nested := to_state_dict(state), name)
+    tell_left(nested, {used, *(place[0] for place in places.values())})
+    parts = {one: reduce(getitem, at, nested) for one, at in places.items()}
     kept: dict[str, Any] = jax.tree.map(
         lambda leaf: np.asarray(leaf if leaf.is_fully_addressable else process_allgather(leaf, tiled=True)), parts
     )
@@ -247,18 +248,17 @@ def export(
         else:
             params = params[model] if isinstance(job.model, Models) else params
         if isinstance(chosen, ModuleModel):
-            kept = _kept_of(chosen, variables.state, model)
+            kept = _kept_of(chosen, variables.state, model, job.recipe.predict.use)
             return export_own_module(job, model, params, kept, Path(output), dtype)
         source = None if section.name is None else checkpoint_directory(section, where=job.where)
         is_own = source is None or section.tokenizer or section.chat_template or section.added_tokens
-        tokenizer = job.tokenizer if is_own else None
         return export_model(
             chosen,
             params,
             Path(output),
             source=source,
             began_there=section.params is None,
-            tokenizer=tokenizer,
+            tokenizer=job.tokenizer if is_own else None,
             dtype=dtype,
         )
 

@@ -17,7 +17,7 @@ import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +26,7 @@ import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from redco_cli.console import note
 from redco_cli.errors import ModelError
 from redco_cli.exporting.check import TOLERANCE, check_shared, is_mixed, narrowest_of, outputs_of, rounded
 from redco_cli.exporting.export import Exported, write_whole
@@ -118,6 +119,18 @@ def export_own_module(
 def is_own_module(directory: Path) -> bool:
     """Whether a directory holds what `export_own_module` writes."""
     return (directory / SHAPES_NAME).is_file()
+
+
+def tell_left(state: Any, kept: Container[str | None]) -> None:
+    """Says what of a plugin's state no export has: a module comes with its parameters and variables alone.
+
+    Args:
+        state: nested dicts; None without one.
+        kept: names in it that are exported, as variables of the module or as its parameters.
+    """
+    left = [name for name in state or {} if name not in kept]
+    if left:
+        note(f"not exported: {', '.join(left)} of ctx.state, which the plugin keeps and not the module")
 
 
 def read_own_module(

@@ -79,12 +79,13 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
 
 
-def test_a_graph_is_trained_and_exported_under_jit() -> None:
+def test_a_graph_is_trained_and_exported_under_jit(capfd: pytest.CaptureFixture[str]) -> None:
     """The module indexes what it keeps, a numpy array, by what is traced: so does whoever loads it."""
     one = train("recipe.yaml", ["mesh.data=1"])
     two = train("recipe.yaml", ["mesh.data=1", "mesh.tensor=2", "output_dir=two"])
     assert two.train["loss"] == pytest.approx(one.train["loss"], rel=1e-5)
     export("run", output="out")
+    assert "not exported: edges, features of ctx.state, which the plugin keeps" in capfd.readouterr().err
     features, edges = np.zeros((30, 4), np.float32), np.zeros((2, 30), np.int32)
     for place in ("run", "out"):
         model, params = load_model(place)
