@@ -86,7 +86,7 @@ class OuterLoop:
         if steps is not None and (not isinstance(steps, int) or steps < 1):
             raise PluginError(self._place, f"run.train was given steps={steps!r}", "give a positive number")
         self._has_worked = True
-        self._tell_of_the_cap("run.train")
+        self._tell_of_the_cap("run.train", steps)
         if examples is None and steps is None:
             return self._run.train()
         return self._run.train_piece(examples, steps)
@@ -100,7 +100,7 @@ class OuterLoop:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise PluginError(self._place, f"run.advance was given {steps!r}", "give a positive number of steps")
         self._has_worked = True
-        self._tell_of_the_cap("run.advance")
+        self._tell_of_the_cap("run.advance", steps)
         self._run.advance(min(steps, self.steps - self.step))
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> Mapping[str, float]:
@@ -209,8 +209,11 @@ class OuterLoop:
             problem = f"run.params was given parameters {found[0]}{more}"
             raise PluginError(self._place, problem, "assign all of them, as run.params has them: {**run.params, ...}")
 
-    def _tell_of_the_cap(self, call: str) -> None:
-        if self.step >= self.steps:
+    def _tell_of_the_cap(self, call: str, steps: int | None) -> None:
+        left = self.steps - self.step
+        if steps is not None and 0 < left < steps:
+            self._tell(f"{call} was to do {steps} steps, and does {left}: these are left of {self.steps} (train.steps)")
+        if left <= 0:
             self._tell(
                 f"{call} does nothing more: all {self.steps} steps are done (train.steps); "
                 "a loop of run_fn ends with `while run.step < run.steps`"

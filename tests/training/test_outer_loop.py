@@ -230,6 +230,10 @@ def test_updates_of_a_loop_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             "a loop of run_fn ends with `while run.step < run.steps`",
         ),
         (
+            "[run.train(steps=10) for _ in range(2)]; run.save()",
+            "run.train was to do 10 steps, and does 6: these are left of 16 (train.steps)",
+        ),
+        (
             "[(setattr(run, 'params', run.params), run.save()) for _ in range(5)]",
             "run.params was assigned twice, but no step counted between run.save() and run.save(): "
             "nothing becomes due by steps; call run.advance() after each update that is not run.train's",
