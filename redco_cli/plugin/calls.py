@@ -208,12 +208,14 @@ def call_predict(plugin: LoadedPlugin, ctx: Context, params: Params, batch: Batc
         guarded(where, "predict_fn", plugin.file, f"\n  on the batch {describe(batch)}", known),
     ):
         outputs = plugin.predict_fn(ctx, params, batch, rng)
-    size = jax.tree.leaves(batch)[0].shape[0]
-    leaves = jax.tree.leaves(outputs)
+    size, leaves = jax.tree.leaves(batch)[0].shape[0], jax.tree.leaves(outputs)
     if not leaves or any(getattr(leaf, "shape", ())[:1] != (size,) for leaf in leaves):
         found = ", ".join(str(list(getattr(leaf, "shape", ()))) for leaf in leaves)
         problem = f"it returned {f'shapes {found}' if leaves else 'nothing'} on the batch {describe(batch)}"
         raise PluginError(where, problem, f"return arrays whose leading dim is the batch, {size} here")
+    if plugin.output_fn is None and any(map(jnp.iscomplexobj, leaves)):
+        problem = "it returned complex numbers, which JSON cannot hold"
+        raise PluginError(where, problem, "return real and imaginary parts, or define an output_fn that writes them")
     return outputs
 
 

@@ -70,6 +70,9 @@ def plan_updates(job: Job, timeline: Timeline) -> Updates:
     frozen = frozen_paths(job.model.abstract, train.freeze, getattr(job.model, "frozen", ()), job.where("train.freeze"))
     rates = relative_rates(job.model, job.recipe, job.where, job.plugin.file if job.plugin.optimizer_fn else None)
     privacy = plan_budget(job.recipe, job.train_size, timeline.steps, job.where)
+    if privacy is not None and any(leaf.dtype.kind == "c" for leaf in jax.tree.leaves(job.model.abstract)):
+        problem = "complex parameters have gradients to which no noise is added here"
+        raise RecipeError(job.where("privacy"), problem, "keep real and imaginary parts as two parameters")
     if job.plugin.optimizer_fn is None:
         stacked = getattr(job.model, "stacked", {})
         optimizer = with_clipping(make_optimizer(train, schedule, stacked, rates), train.max_grad_norm)

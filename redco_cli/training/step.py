@@ -140,7 +140,7 @@ def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any, p
     def one(micro_batch: Batch, index: Any) -> tuple[Loss, Params]:
         given = parts_like(state.trainable, places) if apart else state.trainable
         gradient, result = jax.grad(loss_sum, has_aux=True)(given, micro_batch, jax.random.fold_in(key, index))
-        wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradient)
+        wide = jax.tree.map(_widened, gradient)
         return result, constrained(loss_scale.unscaled(wide, result.weight, state.loss_scale))
 
     if count == 1:  # a loop around one pass would only hide it from the compiler
@@ -153,3 +153,8 @@ def _accumulate(loss: LossFunction, state: TrainState, batch: Batch, key: Any, p
     loss_zeros, zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     total, gradient = jax.lax.scan(add, (loss_zeros, constrained(zeros)), (batch, jnp.arange(count)))[0]
     return total, add_up(gradient, places) if apart else gradient
+
+
+def _widened(leaf: jax.Array) -> jax.Array:
+    """A gradient in float32, whose opposite is downhill: of a complex parameter JAX gives the conjugate of that."""
+    return leaf.conj().astype(jnp.complex64) if jnp.iscomplexobj(leaf) else leaf.astype(jnp.float32)
