@@ -190,8 +190,8 @@ class GenerationSection(Section):
     """Sample instead of taking the likeliest token."""
     temperature: Annotated[float, Field(gt=0)] | None = None
     """Divides the logits before sampling."""
-    top_k: Positive | None = None
-    """Sample among the k likeliest tokens."""
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    """Sample among the k likeliest tokens, 0: among all; of transformers' generation configs the default is 50."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample among the likeliest tokens that make up this probability."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from redco_cli.recipe.devices import MeshSection, OverrideSection
 from redco_cli.recipe.explain import field_section
 from redco_cli.recipe.load import load_recipe
-from redco_cli.recipe.schema import OtherModelSection, Recipe, TrainSection, json_schema
+from redco_cli.recipe.schema import GenerationSection, OtherModelSection, Recipe, TrainSection, json_schema
 from redco_cli.recipe.section import Section
 from redco_cli.recipe.sections.adapter import AdapterSection
 from redco_cli.recipe.shipped import shipped_directory, shipped_recipes
@@ -313,3 +313,9 @@ def test_shipped_recipes_are_valid(name):
     path = shipped_recipes()[name]
     assert load_recipe(name, (), {}).recipe == load_recipe(path, (), {}).recipe
     assert path.read_text().startswith("# yaml-language-server: $schema=recipe.schema.json\n")
+
+
+def test_tokens_may_be_drawn_from_all() -> None:
+    """What `top_k: null` leaves to the model's generation config, whose default is 50."""
+    assert GenerationSection(top_k=0).top_k == 0
+    assert GenerationSection().top_k is None
