@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 
 from redco_cli.errors import MissingKeyError, ModelError, PluginError
 from redco_cli.plugin.contract import Context, Loss, Params
-from redco_cli.plugin.guard import guarded, with_remedy
+from redco_cli.plugin.guard import guarded, place_in, with_remedy
 from redco_cli.plugin.load import LoadedPlugin
 from redco_cli.plugin.parts import next_token_loss
 
@@ -214,9 +214,9 @@ def module_model(
     except (TypeError, ValueError, flax.errors.FlaxError) as error:
         shapes = {name: list(value.shape) for name, value in example.items()}
         raise PluginError(
-            where,
+            place_in(where.partition(":")[0], error) or where,
             f"{type(module).__name__} cannot be applied to {shapes}: {' '.join(str(error).split())}",
-            "make the batch of collate_fn fit the module",
+            "make the arrays of init_batch, or of a batch of collate_fn, fit the module",
         ) from error
     others = sorted(set(variables) - {"params"})
     if others and not keeps_state:

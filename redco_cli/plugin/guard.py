@@ -111,6 +111,12 @@ def guarded(
         raise PluginError(where, scrubbed(problem), remedy) from error
 
 
+def place_in(file: str, error: BaseException) -> str | None:
+    """The innermost line of a plugin's file that an exception came through, with its function; None without one."""
+    frames = _frames(error, file)
+    return _place(file, frames) if frames else None
+
+
 def _frames(error: BaseException, file: str) -> list[traceback.FrameSummary]:
     """Those of the plugin in a traceback, the innermost last."""
     return [one for one in traceback.extract_tb(error.__traceback__) if one.filename == os.path.abspath(file)]

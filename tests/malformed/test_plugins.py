@@ -323,9 +323,9 @@ BEFORE_TRAINING = {
     ),
     "model: shapes that do not fit": Case(
         (
-            "plugin.py: build_model: Net cannot be applied to {'x': [8, 2]}: dot_general requires "
+            "plugin.py:11: __call__: Net cannot be applied to {'x': [8, 2]}: dot_general requires "
             "contracting dimensions to have the same shape, got (3,) and (5,).\n"
-            "  -> make the batch of collate_fn fit the module"
+            "  -> make the arrays of init_batch, or of a batch of collate_fn, fit the module"
         ),
         (("nn.Dense(3)(x)", "nn.Dense(3)(x) @ np.ones((5, 5))"),),
     ),

@@ -107,7 +107,9 @@ def test_modules_that_do_not_fit_are_refused(module, message):
 def test_a_module_that_raises_is_told_with_its_shapes():
     with pytest.raises(PluginError, match=r"Broken cannot be applied to \{'image': \[4, 6\]\}: dot_general") as caught:
         module_model(Broken(), BATCH, WHERE)
-    assert str(caught.value).endswith("\n  -> make the batch of collate_fn fit the module")
+    assert str(caught.value).endswith(
+        "\n  -> make the arrays of init_batch, or of a batch of collate_fn, fit the module"
+    )
 
 
 def test_it_does_not_generate():
