@@ -194,8 +194,14 @@ def _power(exponent: Callable[[Any], float]) -> Callable[[_Reading, Any, list[Gr
 
 
 def _sum(reading: _Reading, equation: Any, given: list[Growth]) -> Growth:
-    (variable,) = equation.invars
-    return None if given[0] is None else given[0] + reading.times(variable.aval.shape, equation.params["axes"])
+    return (
+        None if given[0] is None else given[0] + reading.times(equation.invars[0].aval.shape, equation.params["axes"])
+    )
+
+
+def _multiplied(reading: _Reading, equation: Any, given: list[Growth]) -> Growth:
+    times = reading.times(equation.invars[0].aval.shape, equation.params["axes"])
+    return 0 if given[0] == 0 == times else None
 
 
 def _cumulative(reading: _Reading, equation: Any, given: list[Growth]) -> Growth:
@@ -240,11 +246,11 @@ _RULES: dict[str, Callable[[_Reading, Any, list[Growth]], Growth]] = {
     "sqrt": _power(lambda _: 0.5),
     "rsqrt": _power(lambda _: -0.5),
     "cbrt": _power(lambda _: 1 / 3),
-    "log": _logarithm,
-    "log1p": _logarithm,
+    **dict.fromkeys(("log", "log1p"), _logarithm),
     "iota": _numbered,
     "min": lambda reading, equation, given: _either(*given),
     "reduce_sum": _sum,
+    "reduce_prod": _multiplied,
     "cumsum": _cumulative,
     "dot_general": _dot,
     "conv_general_dilated": _conv,

@@ -144,7 +144,7 @@ def _read(job: Job, prime: int, *, train: bool) -> Iterator[_Number]:
         total, weight = found[2 * place : 2 * place + 2]
         yield _Number(kind, what, total, weight, _line(job, jaxpr, jaxpr.outvars[2 * place]))
     grown = found[2 * len(names) :]
-    for (term, kind), growth in zip(terms, grown, strict=True) if 1 in grown else ():
+    for (term, kind), growth in zip(terms, grown, strict=True) if terms[1:] else ():
         yield _Number(kind, "a term of Loss.sum", growth, found[1], _line(job, jaxpr, term))
 
 

@@ -34,6 +34,11 @@ TERMS = {
         False,
     ),
     "less a mean": ("return Loss(losses.sum() - losses.mean(), b)", True),
+    "mean beside what is not understood": (
+        "odd = jax.lax.while_loop(lambda s: s < 9, lambda s: s * s + 1, losses.sum())\n"
+        "    return Loss(odd + losses.mean(), b)",
+        True,
+    ),
     "penalty times the weight": ("return Loss(losses.sum() + 1e-3 * optax.tree.norm(params) * b, b)", False),
     "mean times the weight": ("return Loss(losses.sum() + losses.mean() * b, b)", False),
     "a number": ("return Loss(losses.sum() + 1e-6, b)", False),
@@ -47,6 +52,8 @@ EXPONENTS = {
     "pairs": (lambda x: (x @ x.T).sum(), 2),
     "mean of pairs": (lambda x: (x @ x.T).mean(), 0),
     "count": (lambda x: 1.0 * x.size, 1),
+    "product of each row": (lambda x: x.prod(1).sum(), 1),
+    "product of all rows": (lambda x: x.prod(), None),
     "norm": (lambda x: jnp.sqrt((x**2).sum()), 0.5),
     "in turn": (lambda x: jax.lax.scan(lambda s, row: (s + row.sum(), None), 0.0, x)[0], None),
     "of layers": (lambda x: jax.lax.scan(lambda h, _: (jnp.tanh(h), None), x, None, length=3)[0].sum(), 1),
