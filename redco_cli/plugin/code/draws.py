@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +23,8 @@ from redco_cli.plugin.importing import is_installed
 from redco_cli.plugin.load import LoadedPlugin
 
 _GENERATORS = (np.random.RandomState, np.random.Generator, random.Random)
-_STDLIB, _PACKAGE = sysconfig.get_paths()["stdlib"] + os.sep, os.path.dirname(os.path.dirname(__file__)) + os.sep
+_OTHERS = tuple(f"{folder}{os.sep}" for folder in (sysconfig.get_paths()["stdlib"], Path(__file__).parents[2]))
+"""Where Python's own modules and those of this package are."""
 _PROBLEM = "draws numbers while the function is traced: they are drawn once, and the same in every step"
 _REMEDY = (
     "draw with jax.random and the rng that the function is given; or in collate_fn, which is called for each batch, "
@@ -110,4 +112,4 @@ def _replaced(names: dict[str, Any], others: dict[str, Any]) -> Iterator[None]:
 
 
 def _is_of_user(file: str) -> bool:
-    return not (is_installed(file) or file.startswith((_STDLIB, _PACKAGE)))
+    return not (is_installed(file) or file.startswith(_OTHERS))
