@@ -141,6 +141,9 @@ def _check_array(key: Any, value: Any, size: int, where: str, expected: str) -> 
     if not isinstance(value, np.ndarray):
         raise PluginError(where, f"batch[{key!r}] is {_described(value)}, not a numpy array", expected)
     if not (value.dtype.kind in "biuf" or jnp.issubdtype(value.dtype, jnp.floating)):
+        if value.dtype.kind == "c":
+            problem = f"batch[{key!r}] is complex, which a batch is not"
+            raise PluginError(where, problem, "give real and imaginary parts as two arrays")
         problem = f"batch[{key!r}] has dtype {value.dtype}, which no device can hold"
         raise PluginError(where, problem, "turn text into token ids, and rows of unequal length into one padded array")
     if value.ndim == 0 or value.shape[0] != size:

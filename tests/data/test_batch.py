@@ -121,6 +121,11 @@ def test_a_value_that_does_not_fit_is_refused(value, problem):
         ({"x": [1, 2]}, "batch['x'] is a list, not a numpy array", EXPECTED),
         ({"x": 3}, "batch['x'] is an int, not a numpy array", EXPECTED),
         (
+            {"x": np.ones(2, np.complex64)},
+            "batch['x'] is complex, which a batch is not",
+            "give real and imaginary parts as two arrays",
+        ),
+        (
             {"x": np.array(["a", "b"])},
             "batch['x'] has dtype <U1, which no device can hold",
             "turn text into token ids, and rows of unequal length into one padded array",
