@@ -194,14 +194,12 @@ def _power(exponent: Callable[[Any], float]) -> Callable[[_Reading, Any, list[Gr
 
 
 def _sum(reading: _Reading, equation: Any, given: list[Growth]) -> Growth:
-    return (
-        None if given[0] is None else given[0] + reading.times(equation.invars[0].aval.shape, equation.params["axes"])
-    )
+    times = reading.times(equation.invars[0].aval.shape, equation.params["axes"])
+    return None if given[0] is None else given[0] + times
 
 
 def _multiplied(reading: _Reading, equation: Any, given: list[Growth]) -> Growth:
-    times = reading.times(equation.invars[0].aval.shape, equation.params["axes"])
-    return 0 if given[0] == 0 == times else None
+    return 0 if given[0] == 0 == reading.times(equation.invars[0].aval.shape, equation.params["axes"]) else None
 
 
 def _cumulative(reading: _Reading, equation: Any, given: list[Growth]) -> Growth:

@@ -111,11 +111,10 @@ def test_a_penalty_that_counts_once_in_a_batch_is_told(condition: str) -> None:
 def test_a_stat_that_depends_on_the_cut_is_told() -> None:
     state = "def init_state(ctx, params):\n    return {'n': jnp.zeros(6)}\n\n"
     state += "def update_state(ctx, state, params, stats):\n    return {'n': stats['n']}\n"
-    pair = "(x.sum(0), 1)"
-    (told,) = refuse_means(job_of(Path(), f"return Loss(losses.sum(), b, stats={{'n': {pair}}})\n\n{state}"))
+    loss = "return Loss(losses.sum(), b, stats={'n': (x.sum(0), WEIGHT)})"
+    (told,) = refuse_means(job_of(Path(), f"{loss.replace('WEIGHT', '1')}\n\n{state}"))
     assert str(told).startswith(f"plugin.py:{LINE}: loss_fn: a stat grows with the number of examples, and its")
-    body = f"return Loss(losses.sum(), b, stats={{'n': {pair.replace('1', 'b')}}})\n\n{state}"
-    assert refuse_means(job_of(Path(), body)) == []
+    assert refuse_means(job_of(Path(), f"{loss.replace('WEIGHT', 'losses.size')}\n\n{state}")) == []
 
 
 def test_a_mean_in_evaluation_alone_is_refused() -> None:
