@@ -229,7 +229,6 @@ OPERATIONS = {
     "nested": lambda f, x, r: sq(jax.grad(lambda z: sq(jax.grad(lambda q: sq(f(q)).sum())(z)).sum())(x)),
 }
 """Of a network, its inputs [B, 8] and a key, to a number for each example."""
-HARD = ()
 
 
 @pytest.mark.slow

@@ -63,7 +63,10 @@ def draws(job: Job, size: int) -> bool:
 
 
 def reached(jaxpr: Any, variables: Sequence[Any]) -> set[Any]:
-    """What some variables of a program enter, these included."""
+    """What some variables of a program enter, these included: of its own equations, each taken as a whole.
+
+    `sharding.program.examples` looks into calls too, where two of one function look alike to it.
+    """
     found = set(variables)
     for equation in jaxpr.eqns:
         if any(not isinstance(atom, core.Literal) and atom in found for atom in equation.invars):

@@ -218,9 +218,15 @@ def test_numbers_that_are_the_same_in_every_step_are_told(folder: Path, body: st
     assert "every step draws the same" in told.problem
 
 
-def test_a_key_of_the_step_alone_is_another_in_each(folder: Path) -> None:
-    noise = "noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), ctx.step), (b,))"
-    assert dependences(job_of(folder, f"{noise}\n    return Loss((losses * noise).sum(), b)")) == []
+BY_EXAMPLE = """key = jax.random.fold_in(jax.random.key(ctx.recipe.seed), ctx.step)
+    noise = jax.vmap(lambda number: jax.random.normal(jax.random.fold_in(key, number), (8,)))(batch["y"])"""
+BY_STEP = "noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), ctx.step), (b, 8))"
+
+
+@pytest.mark.parametrize("noise", [BY_STEP, BY_EXAMPLE], ids=["step", "example"])
+def test_a_key_of_the_step_is_another_in_each(folder: Path, noise: str) -> None:
+    """By example, as the guide has it, the noise does not depend on how a batch is cut either."""
+    assert dependences(job_of(folder, f"{noise}\n    return Loss((losses * noise.sum(-1)).sum(), b)")) == []
 
 
 def test_validate_tells(folder: Path) -> None:
