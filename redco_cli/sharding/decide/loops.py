@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from redco_cli.sharding.decide.repeated import Repeated, Summed
 from redco_cli.sharding.decide.sharded import Sharded, batch_ways
 from redco_cli.sharding.plan import BATCH_AXES
-from redco_cli.sharding.program.examples import programs_of
+from redco_cli.sharding.program.examples import programs_of, scan_counts
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
 
 
@@ -44,7 +44,7 @@ def repeats(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
         given = [not isinstance(atom, core.Literal) and atom in weights for atom in equation.invars]
         if not any(given):
             continue
-        if name == "scan" and any(given[: equation.params["num_consts"]]) and equation.params["length"] > 1:
+        if name == "scan" and any(given[: scan_counts(equation.params)[0]]) and equation.params["length"] > 1:
             return True
         if name in VIEWS:
             weights.add(equation.outvars[0])
@@ -65,7 +65,7 @@ def before_loop(params: Any, operands: Sequence[Any]) -> tuple[list[Any], dict[A
         The operands, with a `Repeated` for each weight that all iterations use; and by their variables inside of the
         loop the results of what it makes of weights alone, each a `Repeated` too.
     """
-    jaxpr, count = params["jaxpr"].jaxpr, params["num_consts"]
+    jaxpr, (count, _) = params["jaxpr"].jaxpr, scan_counts(params)
     weights = {x: one for x, one in zip(jaxpr.invars[:count], operands, strict=False) if _adds_up(one)}
     if not weights or params["length"] < 2:
         return list(operands), {}

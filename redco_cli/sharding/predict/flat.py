@@ -16,6 +16,7 @@ from jax.extend import core
 from redco_cli.sharding.predict.dots import canonical_operands
 from redco_cli.sharding.predict.kinds import CALLS, ELEMENTWISE
 from redco_cli.sharding.predict.operations import LITERAL, NARROW, Arrays, FlatProgram, Op
+from redco_cli.sharding.program.examples import scan_counts
 
 _HOST = jax.memory.Space.Host
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
@@ -127,11 +128,13 @@ class _Reader:
             return Op(name, operands, results, params, bodies)
         if name == "while":
             return Op(name, operands, results, params, (self.inside(params["body_jaxpr"]),))
+        constants, carried = scan_counts(params)
+        params = {**params, "num_consts": constants, "num_carry": carried}
         if self.upcast:  # stacked results are kept as products read them
-            for array in results[params["num_carry"] :]:
+            for array in results[carried:]:
                 self.arrays.widen(array)
         made = {}
-        for place, operand in enumerate(operands[: params["num_consts"]]):
+        for place, operand in enumerate(operands[:constants]):
             maker = self.maker.get(operand)
             if maker is not None and maker.name == "broadcast_in_dim" and maker.operands == (LITERAL,):
                 made[place] = maker

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.marks import usual_branch
 
 _SMALL = 4096
@@ -111,15 +112,15 @@ def _branch(equation: Any, given: list[Any], taken: dict[int, list[int] | None])
 
 def _loop(equation: Any, given: list[Any], taken: dict[int, list[int] | None]) -> list[Any]:
     params, body = equation.params, equation.params["jaxpr"]
-    first, second = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, carry, along = given[:first], given[first:second], given[second:]
+    first, carried = scan_counts(params)
+    consts, carry, along = given[:first], given[first : first + carried], given[first + carried :]
     stacked: list[list[Any]] = []
     turns = range(params["length"])
     for turn in reversed(turns) if params["reverse"] else turns:
         slices = [_UNKNOWN if one is _UNKNOWN else one[turn] for one in along]
         results = _run(body.jaxpr, body.consts, [*consts, *carry, *slices], taken)
-        carry = results[: params["num_carry"]]
-        stacked.append(results[params["num_carry"] :])
+        carry = results[:carried]
+        stacked.append(results[carried:])
     stacked = stacked[::-1] if params["reverse"] else stacked
     return [*carry, *(_stack(column) for column in zip(*stacked, strict=True))]
 

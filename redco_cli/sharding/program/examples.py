@@ -63,7 +63,7 @@ def _through(equation: Any, operands: list[bool], found: set[Any]) -> list[bool]
     """Which results of an equation depend on its operands; those of unknown control flow all do."""
     inside = list(programs_of(equation.params))
     if equation.primitive.name == "scan":
-        first, carried = equation.params["num_consts"], equation.params["num_carry"]
+        first, carried = scan_counts(equation.params)
         while True:
             results = _follow(inside[0], operands, found)
             now = [a or b for a, b in zip(operands[first : first + carried], results[:carried], strict=True)]
@@ -80,6 +80,17 @@ def _through(equation: Any, operands: list[bool], found: set[Any]) -> list[bool]
     for jaxpr in inside:
         _follow(jaxpr, [True] * len(jaxpr.invars), found)
     return [True] * count
+
+
+def scan_counts(params: Any) -> tuple[int, int]:
+    """How many operands of a `scan` are its constants, and how many its carry; the others it goes through in slices.
+
+    JAX from 0.11 tells them by the trees of its operands, before by their numbers.
+    """
+    if "ft_in" not in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()
+    return len(constants), len(carry)
 
 
 def programs_of(params: Any) -> Any:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import jax
 from jax.extend import core
 
+from redco_cli.sharding.program.examples import scan_counts
+
 INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
 REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 CONTROL_FLOW = frozenset({"cond", "while", "scan"})
@@ -157,16 +159,16 @@ def loop(
         rewriting: what happens at each use.
         made: by their variables within, results that are there before it, tracked or not.
     """
-    first, last = params["num_consts"], params["num_consts"] + params["num_carry"]
-    consts, carried = operands[:first], _arrays(operands[first:last], rewriting, "the carry of a loop")
-    layers = [x.stacked() if rewriting.is_tracked(x) else x for x in operands[last:]]
+    first, count = scan_counts(params)
+    consts, carried = operands[:first], _arrays(operands[first : first + count], rewriting, "the carry of a loop")
+    layers = [x.stacked() if rewriting.is_tracked(x) else x for x in operands[first + count :]]
     inner = params["jaxpr"]
 
     def body(carry: list[Any], arrays: list[Any]) -> tuple[list[Any], list[Any]]:
         own = [x.layer(one) if rewriting.is_tracked(x) else one for x, one in zip(layers, arrays, strict=True)]
         results = _evaluate(inner.jaxpr, inner.consts, [*consts, *carry, *own], rewriting, made)
         plain = _arrays(results, rewriting, "the result of a loop")
-        return plain[: last - first], plain[last - first :]
+        return plain[:count], plain[count:]
 
     carry, ys = jax.lax.scan(
         body,

@@ -24,6 +24,7 @@ from redco_cli.sharding.program.events import (
     bytes_moved,
     itemsize,
 )
+from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.reference import reference_jaxpr
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
@@ -194,7 +195,7 @@ def _call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 @rule("scan")
 def _scan(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     params = equation.params
-    consts, carried = params["num_consts"], params["num_carry"]
+    consts, carried = scan_counts(params)
     before = operands[consts : consts + carried]
     slices = []
     for x in operands[consts + carried :]:

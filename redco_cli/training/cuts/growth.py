@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
+from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.primitives import ELEMENTWISE
 from redco_cli.sharding.program.reference import reference_jaxpr
 
@@ -258,8 +259,7 @@ _RULES: dict[str, Callable[[_Reading, Any, list[Growth]], Growth]] = {
 
 
 def _scan(reading: _Reading, equation: Any, given: list[Growth]) -> list[Growth]:
-    params = equation.params
-    consts, carried, body = params["num_consts"], params["num_carry"], params["jaxpr"]
+    params, (consts, carried), body = equation.params, scan_counts(equation.params), equation.params["jaxpr"]
     fixed, carry, scanned = given[:consts], given[consts : consts + carried], given[consts + carried :]
     grows = reading.multiplicity(params["length"]) > 0
     carry, results = _settled(carry, lambda now: reading.closed(body, [*fixed, *now, *scanned]), exactly=grows)

@@ -15,6 +15,7 @@ import jax
 from jax.extend import core
 
 from redco_cli.sharding.axes import fresh
+from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.reference import reference_jaxpr
 from redco_cli.training.cuts.values import CONSTANT, UNKNOWN, Batch, Cause, Kind, Value, either, rows, same, tagged
 
@@ -150,7 +151,7 @@ def _call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 
 def _scan(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     params = equation.params
-    consts, carried, body, times = params["num_consts"], params["num_carry"], params["jaxpr"], params["length"]
+    (consts, carried), body, times = scan_counts(params), params["jaxpr"], params["length"]
     fixed, carry, scanned = operands[:consts], operands[consts : consts + carried], operands[consts + carried :]
     slices = []
     for x in scanned:
