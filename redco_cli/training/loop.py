@@ -153,7 +153,7 @@ class TrainingRun:
 
     def _evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float]:
         setup = self._setup
-        with self._meter.paused():
+        with self._meter.paused(self._state):
             shown = functools.partial(setup.progress.phase, "evaluating")
             predicted = (lambda some, of: setup.predict(some, of, ())) if setup.job.recipe.eval.predict else None
             what = (setup.job, setup.placement.mesh, self._eval_step, self._state.variables, examples)
@@ -171,7 +171,7 @@ class TrainingRun:
         chosen = self._setup.job.eval_examples if examples is None else examples
         if chosen is None:
             raise no_eval_data(self._setup.job)
-        with self._meter.paused():
+        with self._meter.paused(self._state):
             return self._setup.predict(self._state.variables, chosen, salt)
 
     def advance(self, steps: int) -> None:
@@ -217,7 +217,7 @@ class TrainingRun:
         """Writes a checkpoint of the current state, unless it is there already and nothing was assigned since."""
         known, outer = self.evaluations, None if self.outer_state is None else self.outer_state()
         changed = self._replaced or (outer is not None and outer.digest != self._saved_digest)
-        with self._meter.paused():
+        with self._meter.paused(self._state):
             pending = known.pending == self._step
             metric = known.metric_at(self._step)
             meta = replace(self._setup.meta, step=self._step, metric=metric, best=known.best, put_off=pending)
@@ -294,5 +294,5 @@ class TrainingRun:
 
     @contextmanager
     def _compiling(self, what: str) -> Iterator[None]:
-        with self._meter.paused(), self._setup.progress.compiling(what):
+        with self._meter.paused(self._state), self._setup.progress.compiling(what):
             yield

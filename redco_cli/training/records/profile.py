@@ -36,7 +36,7 @@ class StepProfiler:
         section: ProfileSection | None,
         directory: Path,
         step: int,
-        paused: Callable[[], contextlib.AbstractContextManager[None]],
+        paused: Callable[[Any], contextlib.AbstractContextManager[None]],
         sources: Callable[[], Mapping[str, str]],
     ) -> None:
         """Traces nothing yet.
@@ -45,7 +45,7 @@ class StepProfiler:
             section: of the recipe.
             directory: the run's output directory.
             step: where the run begins or goes on; in one that goes on, a trace that is there is not made again.
-            paused: surrounds what is no training, for whoever measures its speed.
+            paused: surrounds what is no training, for whoever measures its speed; given what devices are still at.
             sources: of each instruction of the compiled step, where in the traced function it is from.
         """
         self._paused, self._sources = paused, sources
@@ -107,8 +107,7 @@ class StepProfiler:
         if self._first is None:
             return
         first, self._first, self._section = self._first, None, None
-        with self._paused():
-            jax.block_until_ready(self._last)
+        with self._paused(self._last):
             try:
                 self._keep(first)
             except (OSError, RuntimeError, ValueError) as error:
@@ -128,8 +127,7 @@ class StepProfiler:
         assert self._section is not None
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # calls of Python would bury what the devices do
-        with self._paused():
-            jax.block_until_ready(state)
+        with self._paused(state):
             try:
                 shutil.rmtree(self._part, ignore_errors=True)
                 jax.profiler.start_trace(str(self._part), profiler_options=options)

@@ -7,6 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
+
+import jax
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,7 @@ class Rates:
 class Meter:
     """Measures speed over the window between two calls of `read`.
 
-    JAX computes after the call has returned: wait for the last step (`block_until_ready`) before entering `paused`,
-    or its time is lost.
+    JAX computes after a call has returned: what `paused` leaves out begins when the steps before it have ended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -55,11 +57,16 @@ class Meter:
             self._positions += positions
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leaves out the time within: compilation, evaluation, checkpoints. May be nested."""
+    def paused(self, pending: Any = None) -> Iterator[None]:
+        """Leaves out the time within: compilation, evaluation, checkpoints. May be nested.
+
+        Args:
+            pending: arrays that devices are still at, waited for first: that is time of the steps.
+        """
         if self._is_paused:
             yield
             return
+        jax.block_until_ready(pending)
         self._is_paused, began = True, self._clock()
         try:
             yield

@@ -2,9 +2,11 @@
 
 A trace is planes of lines of events (`jax.profiler.ProfileData`). A TPU has a plane of its own with a line `XLA Ops`,
 and one of what runs beside it; a GPU one with a line for each stream; operations of a CPU stand among the threads of
-its host. Where an event has them, `hlo_op` is the instruction of the compiled program and `device_ordinal` its device.
+its host. Where an event has them, `hlo_op` is the instruction of the compiled program and `device_ordinal` its device;
+what a GPU runs as a part of a CUDA graph has that of the graph, and is told by its kernel's name.
 
-Only that of a CPU has been seen; those of others follow XLA's profiler (xla/tsl/profiler/utils/xplane_schema.h).
+Those of a CPU and of a GPU (H200) have been seen; that of a TPU follows XLA's profiler
+(xla/tsl/profiler/utils/xplane_schema.h).
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ _COLLECTIVE = re.compile(
 )
 _CONTROL = re.compile(r"(?:while|conditional|call)(?:[._-].*)?")
 """Operations whose time is that of others."""
+_GRAPH = "command_buffer"
+"""Begins the names of the instructions that launch a CUDA graph."""
 _TOP = 10
 Interval = tuple[float, float]
 
@@ -36,7 +40,7 @@ class Ran:
 
     Attributes:
         device: which one.
-        name: of its instruction.
+        name: of its instruction, or of its kernel in a CUDA graph.
         is_collective: whether it moves bytes between devices.
         begin: in nanoseconds, on the clock of the trace.
         end: likewise.
@@ -69,7 +73,7 @@ class Operation:
     """An operation of a step.
 
     Attributes:
-        name: of its instruction.
+        name: of its instruction, or of its kernel in a CUDA graph.
         kind: `compute` or `collective`.
         seconds: in a step, on a device.
         share: of the time of a step.
@@ -169,6 +173,7 @@ def _length(intervals: Iterable[Interval]) -> float:
 
 def _operations(trace: Trace, whole: float, devices: int, sources: Mapping[str, str]) -> Iterator[Operation]:
     steps, spent, times = len(trace.steps), defaultdict[Any, float](float), defaultdict[Any, int](int)
+    known = {re.sub(r"\W", "_", name): source for name, source in sources.items()} | dict(sources)  # kernels: no dots
     for one in trace.ran:
         spent[one.name, one.is_collective] += one.end - one.begin
         times[one.name, one.is_collective] += 1
@@ -180,7 +185,7 @@ def _operations(trace: Trace, whole: float, devices: int, sources: Mapping[str, 
             seconds=nanoseconds / devices / steps / 1e9,
             share=nanoseconds / devices / whole,
             times=times[key] / devices / steps,
-            source=sources.get(name, ""),
+            source=known.get(name, ""),
         )
 
 
@@ -233,7 +238,10 @@ def _lines(plane: Any, *, is_device: bool) -> Sequence[Any]:
 
 
 def _ran(event: Any, stats: Mapping[str, Any], end: float, device: str | None) -> Ran:
-    name = str(stats.get("hlo_op") or event.name).partition(" = ")[0].lstrip("%")
+    instruction = str(stats.get("hlo_op") or event.name)
+    if instruction.startswith(_GRAPH):  # of a C++ kernel: neither what it returns nor what it takes
+        instruction = event.name.removeprefix("void ").partition("(")[0]
+    name = instruction.partition(" = ")[0].lstrip("%")
     said = f"{name} {stats.get('hlo_category', '')} {event.name.partition(' = ')[0]}"
     place = f"CPU:{stats.get('device_ordinal', 0)}" if device is None else device
     return Ran(place, name, _COLLECTIVE.search(said) is not None, event.start_ns, end)

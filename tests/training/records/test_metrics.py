@@ -94,6 +94,21 @@ def text(directory):
     return (directory / METRICS_NAME).read_text()
 
 
+def test_steps_that_devices_are_still_at_are_not_left_out():
+    now = iter(range(100))
+
+    class Busy:
+        def block_until_ready(self):
+            for _ in range(5):  # seconds of the steps
+                next(now)
+
+    meter = Meter(lambda: next(now))
+    meter.add(12)
+    with meter.paused({"state": Busy()}):
+        pass
+    assert meter.read().seconds == 1 + 5 + 1  # before, the steps, after; the clock goes on at each look
+
+
 def test_the_file_is_strict_json_line_by_line(tmp_path):
     with recorder(tmp_path / "runs/new") as record:
         record.record(0, "run", {"devices": ["cpu"] * 2, "version": "1"})

@@ -90,6 +90,22 @@ def test_a_gpu_has_streams():
     assert (found.compute, found.collectives, found.overlapped, found.idle) == (0.5, 0.4, 0.75, pytest.approx(0.4))
 
 
+def test_kernels_of_a_cuda_graph_are_told_apart():
+    kernels = [
+        event("gemm_fusion_dot_9", 0, 50, hlo_op="command_buffer_162"),
+        event("void cudnn::convert<true>(void const*, int)", 50, 20, hlo_op="command_buffer_162"),
+        event("ncclDevKernel_AllGather(int)", 70, 10, hlo_op="command_buffer_1"),
+    ]
+    chip = plane("/device:GPU:0", **{"Stream #14(Memset,Compute)": kernels})
+    trace = of_planes([chip, plane("/host:CPU", python=[event("train", 0, 100)])])
+    found = summarise(trace, {"gemm_fusion_dot.9": "jvp(net)/dot_general"})
+    assert [(one.name, one.kind, one.source) for one in found.operations] == [
+        ("gemm_fusion_dot_9", "compute", "jvp(net)/dot_general"),
+        ("cudnn::convert<true>", "compute", ""),
+        ("ncclDevKernel_AllGather", "collective", ""),
+    ]
+
+
 def test_what_saw_nothing_has_no_profile():
     assert summarise(of_planes([plane("/host:CPU", python=[event("train", 0, 100)])]), {}) is None
     assert summarise(of_planes([plane("/host:CPU", pool=[op("dot.2", 0, 1)])]), {}) is None
