@@ -14,6 +14,7 @@ from redco_cli.chips.compiler import accepted_options
 from redco_cli.runtime.cache import cache_directory
 from redco_cli.runtime.peers.cluster import detect_cluster
 from redco_cli.runtime.peers.secret import describe_secret
+from redco_cli.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "transformers", "datasets", "numpy")
 EXTRAS = {
@@ -30,7 +31,7 @@ def examine() -> dict[str, Any]:
     devices = jax.devices()
     memory = {str(device): _memory(device) for device in jax.local_devices()}
     return {
-        "redco": importlib.metadata.version("redco"),
+        "redco": __version__,
         "python": platform.python_version(),
         "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
         "host": {"system": platform.platform(), "cores": os.cpu_count()},
