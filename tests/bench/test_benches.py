@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from redco_cli.recipe.load import load_recipe
 from tests.bench import everything
+from tests.bench.gpu import attention
 
 BENCHES = Path(__file__).resolve().parent
 SMALL = {
@@ -45,6 +47,11 @@ def test_figures_become_rows_of_a_table() -> None:
 def test_every_benchmark_is_run() -> None:
     named = {command.split()[0] for command in everything.COMMANDS}
     assert named == {path.name for path in BENCHES.glob("*.py")} - {"everything.py", "test_benches.py"} == set(SMALL)
+
+
+def test_what_is_measured_on_a_gpu_is_there_without_one() -> None:
+    assert load_recipe(BENCHES / "gpu" / "llama_1b.yaml").recipe.train.global_batch_size == 8
+    assert max(attention.errors(16, 256, 100, 3.0, True, True)) < 4e-3  # bfloat16, interpreted
 
 
 def test_what_fails_or_measures_nothing_leaves_the_file_as_it_is(
