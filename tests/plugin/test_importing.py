@@ -1,5 +1,6 @@
 """A plugin and what lies beside it: imported from there, not confused with another's, and found as its files."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_what_is_on_the_path_comes_first_unless_it_is_a_copy(folder):
     with importing_from(directory, first=True):
         assert loaded(directory / "p.py").build_model(None) == "copyCOPY"
     assert "deep_beside" not in sys.modules or sys.modules["deep_beside"].__path__ != [str(directory / "deep_beside")]
+
+
+def test_an_edit_of_the_same_second_and_length_counts(folder, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    for number in (1, 2):
+        (folder / "p.py").write_text(f"{FUNCTIONS}\ndef build_model(ctx): return {number}\n")
+        os.utime("p.py", (1_700_000_000, 1_700_000_000))
+        assert loaded("p.py").build_model(None) == number
+    assert not (folder / "__pycache__").exists()
 
 
 def test_the_path_keeps_what_a_plugin_adds_to_it(folder):
