@@ -8,8 +8,8 @@ def _names(text: str) -> frozenset[str]:
 
 
 CALLS = _names(
-    "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr "
-    + "custom_lin"
+    "jit pjit closed_call core_call eval_jaxpr remat remat2 checkpoint custom_jvp_call custom_vjp_call "
+    + "custom_vjp_call_jaxpr custom_lin"
 )
 """Run a program once: as if it stood there."""
 VIEWS = _names(
@@ -20,12 +20,12 @@ VIEWS = _names(
 CHEAP = _names(
     "add add_any sub mul neg max min select_n eq ne lt le gt ge and or xor not convert_element_type abs sign floor "
     + "ceil round clamp is_finite integer_pow square bitcast_convert_type shift_left shift_right_logical "
-    + "shift_right_arithmetic nextafter real imag population_count clz"
+    + "shift_right_arithmetic nextafter real imag population_count clz one_minus_square"
 )
 """Elementwise, and rather computed again than kept."""
 EXPENSIVE = _names(
-    "exp exp2 log log1p expm1 tanh logistic erf erfc erf_inv div rem rsqrt sqrt cbrt pow sin cos tan asin acos atan "
-    + "atan2 sinh cosh asinh acosh atanh lgamma digamma"
+    "exp exp2 log log1p log2 expm1 tanh logistic erf erfc erf_inv div rem rsqrt sqrt cbrt pow sin cos tan asin acos "
+    + "atan atan2 sinh cosh asinh acosh atanh lgamma digamma polynomial"
 )
 """Elementwise, and computed once."""
 ELEMENTWISE = CHEAP | EXPENSIVE

@@ -17,7 +17,7 @@ from jax.extend import core
 
 from redco_cli.sharding.program.examples import scan_counts
 
-INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})
+INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})
 CONTROL_FLOW = frozenset({"cond", "while", "scan"})
 VIEWS = frozenset({"transpose", "reshape", "squeeze", "expand_dims", "convert_element_type"})

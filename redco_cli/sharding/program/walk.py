@@ -180,8 +180,8 @@ def unify_values(first: Value, second: Value) -> Value:
 
 
 @rule(
-    "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
-    "custom_vjp_call_jaxpr", "custom_lin", "custom_vmap_call", "composite",
+    "jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint", "custom_jvp_call",
+    "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "custom_vmap_call", "composite",
 )  # fmt: skip
 def _call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params)

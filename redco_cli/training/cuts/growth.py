@@ -36,8 +36,8 @@ _LINEAR = """
 """
 """A result that is so many times as large when the operand is."""
 _CALLS = """
-    jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call custom_vjp_call_jaxpr
-    custom_lin custom_vmap_call composite
+    jit pjit closed_call core_call eval_jaxpr remat remat2 checkpoint custom_jvp_call custom_vjp_call
+    custom_vjp_call_jaxpr custom_lin custom_vmap_call composite
 """
 _FREE = """
     random_seed random_split random_fold_in random_wrap random_unwrap random_bits random_gamma axis_index argmax argmin

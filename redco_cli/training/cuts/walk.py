@@ -195,7 +195,7 @@ def _cond(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 _PROGRAMS: dict[str, Rule] = {
     **dict.fromkeys(
         (
-            "jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call",
+            "jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint", "custom_jvp_call",
             "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "custom_vmap_call", "composite",
         ),
         _call,
