@@ -72,7 +72,7 @@ def test_it_is_the_softmax_of_the_scores(dims, window, softcap, is_packed, has_s
         jax.jit(jax.value_and_grad(functools.partial(loss, attend), wanted), compiler_options=QUICK)(q, k, v, sinks)
         for attend in (flash.attend, formula)
     )
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=3e-5, atol=1e-4)  # a sum of some 10^5 products
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=1e-4), gradients, right)
 
 
@@ -141,7 +141,7 @@ def test_models_are_those_of_the_plain_form(case):
         )
         for kernel in ("plain", "flash")
     )
-    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    np.testing.assert_allclose(value, expected, rtol=3e-5)
     largest = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
     jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, atol=1e-5 * largest), found, wanted)
 

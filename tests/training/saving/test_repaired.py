@@ -50,7 +50,7 @@ def test_an_evaluation_that_failed_is_done_once_the_plugin_is_repaired(project: 
         train("recipe.yaml", settings)
     (project / "plugin.py").write_text(whole)
     outcome = train("recipe.yaml", settings)
-    assert [at for at, _ in outcome.evaluations] == list(range(step, 13, step))
+    assert [at for at, _ in outcome.evaluations] == list(range(0, 13, step))
     assert_same_run("run", "whole")
     assert metric_of("run", 12) == metric_of("whole", 12)
     assert metric_of("run", 12) is not None
