@@ -186,7 +186,7 @@ def _import_file(path: Path, where: str) -> types.ModuleType:
 class _FromSource(importlib.machinery.SourceFileLoader):
     """Takes no bytecode, and leaves none.
 
-    Python takes what it once compiled for an edit of the same second and length, and leaves a part of it on a full disk.
+    Python takes what it once compiled for an edit of the same second and length, and leaves a part on a full disk.
     """
 
     def get_code(self, fullname: str) -> types.CodeType:
