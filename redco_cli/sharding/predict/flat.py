@@ -64,6 +64,13 @@ def _drop_stacked(op: Op, wanted: set[int]) -> None:
     body.ops = _needed(body.ops, body.outputs)
 
 
+def _once(results: tuple[int, ...], outputs: Sequence[int], carried: int) -> tuple[int, ...]:
+    """Results of a scan; what it stacks more than once is one of them, as XLA has it, but for CPUs."""
+    stacked = dict(zip(reversed(outputs[carried:]), reversed(results[carried:]), strict=True))
+    both = zip(outputs[carried:], results[carried:], strict=True)
+    return (*results[:carried], *(result if y == LITERAL else stacked[y] for y, result in both))
+
+
 class _Reader:
     def __init__(self, arrays: Arrays, partitioned: bool, upcast: bool) -> None:
         self.arrays, self.partitioned, self.upcast = arrays, partitioned, upcast
@@ -139,6 +146,8 @@ class _Reader:
             if maker is not None and maker.name == "broadcast_in_dim" and maker.operands == (LITERAL,):
                 made[place] = maker
         body = self.inside(params["jaxpr"], made)
+        if not self.upcast:
+            results = _once(results, body.outputs, carried)
         operands = tuple(LITERAL if place in made else operand for place, operand in enumerate(operands))
         return Op(name, operands, results, params, (body,))
 

@@ -129,7 +129,7 @@ class _Scheduler:
         body, carried = op.bodies[0], op.params["num_carry"]
         first = op.params["num_consts"] + carried
         slices = [Op("dynamic_slice", (LITERAL,), (x,), {}) for x in body.inputs[first:]]
-        stacks = [Op(STACK, (y,), (), {}) for y in body.outputs[carried:] if y != LITERAL]
+        stacks = [Op(STACK, (y,), (), {}) for y in dict.fromkeys(body.outputs[carried:]) if y != LITERAL]
         given = zip(body.inputs, map(self._fusion.base, op.operands), strict=True)
         weights = [inside for inside, outside in given if self._is_weight(outside)]
         fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, **self._how)

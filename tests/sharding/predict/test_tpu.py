@@ -47,6 +47,26 @@ def test_stacked_weights_are_cast_before_loops_that_recompute():
     assert found(tpu_backend=True).gathered - found(tpu_backend=False).gathered == pytest.approx(stack, rel=0.01)
 
 
+def micro_batched(micro_batches):
+    """A step of layers that keep what they compute."""
+
+    def loss(params, batch):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w.astype(x.dtype)), None), batch["x"], params["layers"])[0].sum()
+
+    params = {"layers": PARAMS["layers"]}
+    plan = derive(loss, params, BATCH, MESH)
+    config = StepConfig(micro_batches, cpu_backend=False, copies_state=False, tpu_backend=True)
+    return estimate(TracedLoss(loss, params, BATCH), {}, MESH, plan.specs, plan.gathered, config)
+
+
+def test_what_micro_batches_share_is_made_before_the_first():
+    """Casts of weights, beside those that each keeps; and where they are added up, beside those of each."""
+    once, twice = micro_batched(1), micro_batched(2)
+    shard = LAYERS * WIDE * WIDE // MESH["fsdp"]
+    assert twice.gathered - once.gathered == 2 * shard
+    assert twice.temporary - once.temporary == (2 + 4) * shard
+
+
 TOKENS, FEATURES = 1024, 512
 
 
