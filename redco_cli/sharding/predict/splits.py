@@ -227,6 +227,8 @@ def tiled_elements(shape: tuple[int, ...], *, in_rows: bool = False) -> int:
     True
     >>> tiled_elements((32, 16, 197, 197)) == 32 * 16 * 197 * 256
     True
+    >>> tiled_elements((25, 1024, 64), in_rows=True) == 25 * 1024 * 128
+    True
     """
     if len(shape) < 2 or 0 in shape:
         return math.prod(shape)
