@@ -3,7 +3,8 @@
 Each worker of pytest-xdist reads this file by itself, so each has a directory of its own, which ends with it. There it
 keeps every program it compiles: the tests compile the same small ones thousands of times, and what is kept is machine
 code, so that no number changes. The processes that tests start read it too. Most programs run once or twice, so that
-LLVM's optimizations cost more than they save; XLA's own, which decide what is fused, moved and kept, stay as they are.
+LLVM's optimizations cost more than they save, and so do MLIR's emitters of fused loops and modules cut for several
+threads; XLA's own optimizations, which decide what is fused, moved and kept, stay as they are.
 """
 
 import gc
@@ -16,7 +17,14 @@ from collections.abc import Iterator
 import pytest
 
 OWN = tempfile.mkdtemp(prefix="redco-test-")
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ]
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
