@@ -103,7 +103,7 @@ def cross_entropy(
         config.logits_softcap,
     )
     targets = jnp.where(counted, labels, 0)
-    apart = jax.tree.map(lambda leaf: for_each_shard(leaf.astype(jnp.float32), how.groups), head)
+    apart = jax.tree.map(lambda leaf: for_each_shard(leaf, how.groups), _as_added_up(head, hidden.dtype, how))
     used = jax.lax.stop_gradient(head._replace(kernel=head.kernel.astype(hidden.dtype)))  # once, not for every piece
     if hidden.dtype != jnp.float16:
         total, correct = _summed(hidden, apart, used, targets, weights, how)
@@ -113,6 +113,12 @@ def cross_entropy(
     unit = jnp.where(largest > 0, largest, 1.0)
     total, correct = _summed(hidden, apart, used, targets, weights / unit, how)
     return Counted(total * unit, weights.sum(), correct * unit)
+
+
+def _as_added_up(head: Head, compute: Any, how: _How) -> Head:
+    """The head in the types in which groups add up its gradient: bfloat16, as other weights'; float16 is too narrow."""
+    kernel = head.kernel.astype(jnp.bfloat16 if how.groups > 1 and compute == jnp.bfloat16 else jnp.float32)
+    return Head(kernel, None if head.bias is None else head.bias.astype(jnp.float32))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -133,7 +139,7 @@ def _forward(
 ) -> tuple[tuple[Array, Array], tuple[Array, Head, Array]]:
     """The sums, and the gradients of the first: for hidden states, the head of each group, and weights."""
     groups = how.groups
-    empty: Head = jax.tree.map(jnp.zeros_like, apart)
+    empty: Head = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), apart)
 
     def add(sums: tuple[Array, Array, Array, Array], piece: tuple[Array, Array, Array]) -> tuple[Any, Any]:
         states, targets, share = piece
@@ -155,7 +161,8 @@ def _forward(
 
     start = (jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32), *empty)
     (total, correct, *sums), (states, losses) = jax.lax.scan(add, start, _pieces((hidden, labels, weights), how))
-    return (total, correct), (_whole(states, hidden.shape[1]), Head(*sums), _whole(losses, labels.shape[1]))
+    to_head = jax.tree.map(lambda own, leaf: own.astype(leaf.dtype), Head(*sums), apart)
+    return (total, correct), (_whole(states, hidden.shape[1]), to_head, _whole(losses, labels.shape[1]))
 
 
 def _backward(_how: _How, kept: Any, cotangents: tuple[Array, Array]) -> tuple[Any, Any, None, None, Any]:

@@ -47,7 +47,7 @@ _NO_TILES, _TRITON = "Couldn't find output tile sizes", "xla_gpu_enable_triton_g
 """Triton's tiles are found by trying them out; without a device XLA takes some that not every number of rows has."""
 _WITHOUT_TRITON = f"{_TRITON}=false: XLA has no tiles for a product of this step without a GPU to try them on"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_READ = 6
+_READ = 7
 """Counted up where something else is read of a compiled program: what is kept is read anew then."""
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 

@@ -173,13 +173,18 @@ def _read(module: HloModule, computation: Computation, instruction: Instruction,
         return whole if place == 1 else 0
     if instruction.opcode != "fusion" or not whole:
         return whole
-    inner = module.computations[instruction.called()[0]]
+    return min(whole, _used_by(module, instruction, place, whole))
+
+
+def _used_by(module: HloModule, fusion: Instruction, place: int, whole: int) -> int:
+    """Bytes of one of its operands that a fusion looks at."""
+    inner = module.computations[fusion.called()[0]]
     name = next((one.name for one in inner.values() if one.opcode == "parameter" and one.operands == (str(place),)), "")
-    return min(whole, _used(inner, name, whole))
+    return _used(module, inner, name, whole)
 
 
-def _used(inner: Computation, name: str, whole: int) -> int:
-    """Bytes of a parameter of a fusion that its computation looks at."""
+def _used(module: HloModule, inner: Computation, name: str, whole: int) -> int:
+    """Bytes of an array that the computation of a fusion looks at; a TPU's fusions hold others."""
     found = 0
     for user in inner.values():
         if name not in user.operands:
@@ -188,8 +193,10 @@ def _used(inner: Computation, name: str, whole: int) -> int:
             found += size_in_bytes(user.type)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
             continue  # written in place
+        elif user.opcode == "fusion":
+            found += sum(_used_by(module, user, at, whole) for at, one in enumerate(user.operands) if one == name)
         elif user.opcode in _SAME and not user.root:
-            found += _used(inner, user.name, whole)
+            found += _used(module, inner, user.name, whole)
         elif user.opcode in _SAME:
             return whole
         else:

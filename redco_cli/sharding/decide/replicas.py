@@ -27,7 +27,6 @@ from jax.sharding import NamedSharding
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.decide.repeated import Summed
 from redco_cli.sharding.decide.sharded import Sharded, batch_ways, cut, part_spec
-from redco_cli.sharding.decide.torus import rings_for
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.rewrite import bind
@@ -82,9 +81,7 @@ def is_spread(equation: Any, operands: Sequence[Any]) -> bool:
     if not isinstance(weight, Sharded):
         return False
     is_named = any(one.params.get("name") == OF_EACH_SHARD for one in weight.views[-1:])
-    if not is_named or not _adds_up(weight) or equation.params["shape"][0] != batch_ways(weight.mesh):
-        return False
-    return weight.is_apart or bool(rings_for(weight.mesh, FSDP, weight.value.shape[-1]))  # XLA does well elsewhere
+    return is_named and _adds_up(weight) and equation.params["shape"][0] == batch_ways(weight.mesh)
 
 
 def spread(equation: Any, operands: Sequence[Any]) -> Any:

@@ -1,21 +1,25 @@
 """Rings of a torus: what a sum is scattered along one after the other, where a mesh axis spans several dims of one.
 
-XLA's compiler for TPUs (libtpu 0.0.42) scatters a sum over 2 x 4, 4 x 8 and 8 x 16 devices, as long as rows can be cut
-evenly. Over 4 x 4, 8 x 8 and 16 x 16, over three dims of v5p, and of rows of 128,256 numbers, it adds up all of it on
-every device, twice the bytes, and cuts its own part out. Scattered along the rings of one dim, then those of the next,
-each device is sent what is to become its own and no more. (Not so over 4 x 4: JAX orders these devices along one ring
-that winds through all of them, and their parts are not in the order of any dim.)
+XLA's compiler for TPUs (libtpu 0.0.42) scatters a sum over 2 x 4, 4 x 8 and 8 x 16 devices. Over 4 x 4, 8 x 8, 16 x 16
+and three dims of v5p it adds up all of it on every device, twice the bytes, and cuts its own part out. Scattered along
+the rings of one dim, then those of the next, each device is sent what is to become its own and no more. XLA also adds
+up the whole of some sums that are cut within their rows, and of rows whose tiles it cannot cut evenly, as those of
+128,256 or 151,936 numbers: columns are scattered as rows here, and such rows filled up. JAX may order the devices
+otherwise than their coordinates do, those of 4 x 4 along one ring that winds through all of them: the parts are put in
+the order of the torus before.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import Mesh
 
 _LANES = 128
@@ -23,8 +27,23 @@ _LANES = 128
 _LARGEST_PRIME = 13
 """Among the factors of a row's tiles, for which it was seen to be cut into pieces; with 31 it was not."""
 
-Rings = tuple[tuple[int, ...], ...]
-"""Places along a mesh axis, those of each ring together."""
+
+class Torus(NamedTuple):
+    """How a mesh axis lies on a torus.
+
+    Attributes:
+        order: places along the axis, in the order of their devices' coordinates.
+        rings: for each dim of the torus, of the one that changes slowest first: the places that each ring joins.
+    """
+
+    order: tuple[int, ...]
+    rings: tuple[tuple[tuple[int, ...], ...], ...]
+
+    @property
+    def is_crossed_at_once(self) -> bool:
+        """Whether XLA scatters a sum over all of it."""
+        sizes = [len(one[0]) for one in self.rings]
+        return len(sizes) < 2 or (len(sizes) == 2 and (sizes[0] != sizes[1] or sizes[0] == 2))
 
 
 def scatter_sum(x: Any, mesh: Mesh, axis: str, dim: int) -> Any:
@@ -36,60 +55,82 @@ def scatter_sum(x: Any, mesh: Mesh, axis: str, dim: int) -> Any:
         axis: of the mesh.
         dim: of the array, cut in as many parts as the axis has devices, in their order.
     """
-    if x.ndim > 2:  # of three dims libtpu 0.0.42 scatters some one at a time, and fails at others
+    torus = torus_of(mesh, axis)
+    if x.ndim > 2 or (torus is not None and dim > 0):  # of three dims libtpu scatters some one at a time, or fails
         rows = jnp.moveaxis(x, dim, 0)
         rows, shape = rows.reshape(-1, rows.shape[-1]), rows.shape
         return jnp.moveaxis(scatter_sum(rows, mesh, axis, 0).reshape(-1, *shape[1:]), 0, dim)
-    for groups in rings_for(mesh, axis, x.shape[-1]) or (None,):
-        x = jax.lax.psum_scatter(x, axis, scatter_dimension=dim, axis_index_groups=groups, tiled=True)
-    return x
+    if torus is None:
+        return jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
+    added = _filled_up(x)
+    if not torus.is_crossed_at_once:
+        added = _in_order(added, torus.order)
+    for groups in (None,) if torus.is_crossed_at_once else torus.rings:
+        added = _row_by_row(added)
+        added = jax.lax.psum_scatter(added, axis, scatter_dimension=0, axis_index_groups=groups, tiled=True)
+    return added if x.ndim < 2 else added[:, : x.shape[1]]
 
 
-def rings_for(mesh: Mesh, axis: str, row: int) -> tuple[Rings, ...]:
-    """The rings of each torus dim that a mesh axis spans, of the dim whose coordinate changes slowest first.
+def torus_of(mesh: Mesh, axis: str) -> Torus | None:
+    """The torus that a mesh axis lies on; none where it does not have all devices of a slice, or they are no TPUs.
 
     Args:
         mesh: the devices; those of TPUs have coordinates.
         axis: of the mesh.
-        row: numbers in the last dim of what is added up.
-
-    Returns:
-        Nothing where XLA scatters by itself, or the axis does not have all devices of a slice, in their order.
     """
     size = mesh.shape[axis]
     slices = [getattr(one, "slice_index", 0) for one in mesh.devices.flat]
     if any(slices.count(one) != size for one in set(slices)):
-        return ()
+        return None
     lines = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1).reshape(-1, size)
-    found = {_rings(tuple(line)) for line in lines}
-    rings = found.pop() if len(found) == 1 else ()
-    return () if _is_scattered_at_once([len(one[0]) for one in rings], row) else rings
+    found = {_torus(tuple(line)) for line in lines}
+    return found.pop() if len(found) == 1 else None
 
 
-def _is_scattered_at_once(sizes: Sequence[int], row: int) -> bool:
-    """Whether XLA scatters a sum over a torus of these sizes."""
-    if len(sizes) < 2:
-        return True
-    tiles = -(-row // _LANES)
-    for factor in range(2, _LARGEST_PRIME + 1):
-        while tiles % factor == 0:
-            tiles //= factor
-    return len(sizes) == 2 and (sizes[0] != sizes[1] or sizes[0] == 2) and tiles == 1
+def _filled_up(x: Any) -> Any:
+    """Rows with as many tiles as XLA can cut evenly."""
+    if x.ndim < 2:
+        return x
+    least = -(-x.shape[1] // _LANES)
+    tiles = next(tiles for tiles in itertools.count(least) if _largest_prime(tiles) <= _LARGEST_PRIME)
+    return x if tiles == least else jnp.pad(x, ((0, 0), (0, tiles * _LANES - x.shape[1])))
 
 
-def _rings(devices: Sequence[Any]) -> tuple[Rings, ...]:
+def _in_order(x: Any, order: Sequence[int]) -> Any:
+    """Of as many parts, each where the device is that keeps it."""
+    if list(order) == list(range(len(order))):
+        return x
+    return jnp.take(x.reshape(len(order), -1, *x.shape[1:]), np.array(order), axis=0).reshape(x.shape)
+
+
+def _row_by_row(x: Any) -> Any:
+    """As it lies in memory; XLA would rather scatter columns, and then scatters nothing."""
+    return x if x.ndim < 2 else with_layout_constraint(x, Layout(major_to_minor=(0, 1)))
+
+
+def _largest_prime(number: int) -> int:
+    """The largest prime factor; 1 of 1."""
+    largest, factor = 1, 2
+    while factor <= number:
+        if number % factor:
+            factor += 1
+        else:
+            largest, number = factor, number // factor
+    return largest
+
+
+def _torus(devices: Sequence[Any]) -> Torus | None:
     if not all(one.platform == "tpu" and hasattr(one, "coords") for one in devices):  # GPUs may have them, too
-        return ()
+        return None
     coords = np.array([one.coords for one in devices])
     dims = [dim for dim in range(coords.shape[1]) if len({*coords[:, dim]}) > 1]
     dims.sort(key=lambda dim: np.flatnonzero(coords[:, dim] != coords[0, dim])[0], reverse=True)
-    shape = [len({*coords[:, dim]}) for dim in dims]
-    if not dims or math.prod(shape) != len(devices):
-        return ()
-    box = coords[:, dims].reshape(*shape, len(dims))
-    if any(np.ptp(np.moveaxis(box[..., at], at, 0).reshape(ring, -1), axis=1).any() for at, ring in enumerate(shape)):
-        return ()  # a coordinate changes along another dim, too
-    places = np.arange(len(devices)).reshape(shape)
-    return tuple(
-        tuple(map(tuple, np.moveaxis(places, at, -1).reshape(-1, ring).tolist())) for at, ring in enumerate(shape)
-    )
+    seen = [list(dict.fromkeys(coords[:, dim].tolist())) for dim in dims]  # a dim may be gone through backwards
+    found = [tuple(one.index(at) for one, at in zip(seen, row, strict=True)) for row in coords[:, dims].tolist()]
+    shape = [len(one) for one in seen]
+    if not dims or len(set(found)) != len(devices) or math.prod(shape) != len(devices):
+        return None
+    order = sorted(range(len(devices)), key=found.__getitem__)
+    box = np.array(order).reshape(shape)
+    rings = (np.moveaxis(box, at, -1).reshape(-1, ring).tolist() for at, ring in enumerate(shape))
+    return Torus(tuple(order), tuple(tuple(map(tuple, one)) for one in rings))

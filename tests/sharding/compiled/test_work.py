@@ -156,12 +156,20 @@ STACKED = """%update (p0: bf16[32,8,128], p1: s32[], p2: bf16[8,128]) -> bf16[32
   ROOT %wide = f32[8,128]{1,0} convert(%flat)
 }
 
+%around (p0: bf16[32,8,128], p1: s32[]) -> f32[8,128] {
+  %p0 = bf16[32,8,128]{2,1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %within = f32[8,128]{1,0} fusion(%p0, %p1), kind=kLoop, calls=%cut
+  ROOT %less = f32[8,128]{1,0} negate(%within)
+}
+
 ENTRY %main (stack: bf16[32,8,128], at: s32[], row: bf16[8,128]) -> f32[8,128] {
   %stack = bf16[32,8,128]{2,1,0} parameter(0)
   %at = s32[] parameter(1)
   %row = bf16[8,128]{1,0} parameter(2)
   %kept = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} copy(%row)
   %written = bf16[32,8,128]{2,1,0} fusion(%stack, %at, %row), kind=kLoop, calls=%update
+  %read_within = f32[8,128]{1,0} fusion(%written, %at), kind=kLoop, calls=%around
   ROOT %read = f32[8,128]{1,0} fusion(%written, %at), kind=kLoop, calls=%cut
 }
 """
@@ -171,6 +179,7 @@ def test_a_part_of_a_stack_counts_as_that_part():
     row = 8 * 128 * 2
     assert found(STACKED, "written").bytes == row + row + 4
     assert found(STACKED, "read").bytes == row + 2 * row + 4
+    assert found(STACKED, "read_within").bytes == row + 2 * row + 4
 
 
 def test_what_stays_in_the_fast_memory_of_a_tpu_costs_nothing():

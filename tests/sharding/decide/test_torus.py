@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from redco_cli.sharding.decide import torus
 from redco_cli.sharding.plan import FSDP
+from tests.sharding.shorthand import f32
 
 
 @dataclass(frozen=True)
@@ -30,27 +31,33 @@ def mesh_of(sizes, axes=None, slices=1, platform="tpu"):
 
 
 def test_rings_join_devices_along_one_dim():
-    first, second = torus.rings_for(mesh_of((4, 4)), FSDP, 1024)
+    order, (first, second) = torus.torus_of(mesh_of((4, 4)), FSDP)
+    assert order == tuple(range(16))
     assert first == tuple((y, 4 + y, 8 + y, 12 + y) for y in range(4))
     assert second == tuple((4 * x, 4 * x + 1, 4 * x + 2, 4 * x + 3) for x in range(4))
 
 
 @pytest.mark.parametrize("sizes", [(8, 8, 1), (16, 16), (4, 4, 4), (2, 2, 2), (4, 8, 8)])
 def test_a_square_or_a_box_is_scattered_ring_by_ring(sizes):
-    assert len(torus.rings_for(mesh_of(sizes), FSDP, 1024)) == len([size for size in sizes if size > 1])
+    found = torus.torus_of(mesh_of(sizes), FSDP)
+    assert not found.is_crossed_at_once
+    assert len(found.rings) == len([size for size in sizes if size > 1])
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 2), (2, 4), (4, 8, 1), (8, 16)])
 def test_elsewhere_it_is_left_to_the_compiler(sizes):
-    assert torus.rings_for(mesh_of(sizes), FSDP, 128 * 250) == ()
+    assert torus.torus_of(mesh_of(sizes), FSDP).is_crossed_at_once
 
 
-def test_rows_that_cannot_be_cut_evenly_are_not():
-    assert len(torus.rings_for(mesh_of((4, 8)), FSDP, 128256)) == 2
+@pytest.mark.parametrize(
+    ("width", "filled"), [(1000, 1000), (1024, 1024), (32_000, 32_000), (128_256, 129_024), (151_936, 152_064)]
+)
+def test_rows_that_cannot_be_cut_evenly_are_filled_up(width, filled):
+    assert jax.eval_shape(torus._filled_up, f32(8, width)).shape == (8, filled)
 
 
 def test_each_slice_has_its_rings():
-    assert len(torus.rings_for(mesh_of((4, 4), slices=2), FSDP, 1024)) == 2
+    assert len(torus.torus_of(mesh_of((4, 4), slices=2), FSDP).rings) == 2
 
 
 @pytest.mark.parametrize(
@@ -63,22 +70,47 @@ def test_each_slice_has_its_rings():
     ids=["part of a slice", "over slices", "GPUs that have coordinates"],
 )
 def test_an_axis_that_is_no_whole_slice_has_none(mesh):
-    assert torus.rings_for(mesh, FSDP, 1024) == ()
+    assert torus.torus_of(mesh, FSDP) is None
 
 
-def test_a_sum_along_rings_is_the_sum(monkeypatch):
-    """Eight devices as if they were 2 x 2 x 2 of a torus, in the shuffled order that a mesh may have them in."""
+WINDING = [*((0, y) for y in range(4)), *((1, y) for y in (3, 2, 1)), *((2, y) for y in (1, 2, 3))]
+WINDING += [*((3, y) for y in (3, 2, 1, 0)), (2, 0), (1, 0)]
+"""How JAX orders 4 x 4: each device beside the one before, in a ring."""
+
+
+def test_a_ring_that_winds_through_all_is_put_in_order():
+    order, (first, second) = torus._torus([Chip(one) for one in WINDING])
+    assert [WINDING[place] for place in order] == list(np.ndindex(4, 4))
+    for rings, along in ((first, 0), (second, 1)):
+        for ring in rings:
+            assert [WINDING[place][along] for place in ring] == [0, 1, 2, 3]
+            assert len({WINDING[place][1 - along] for place in ring}) == 1
+
+
+@pytest.mark.parametrize(
+    "coords",
+    [
+        [(place >> 1 & 1, place & 1, place >> 2) for place in range(8)],
+        [(1 - (place >> 1 & 1), place & 1, place >> 2) for place in range(8)],
+        [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (1, 0)],
+    ],
+    ids=["a shuffled cube", "backwards", "a ring of 2 x 4"],
+)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_sum_along_rings_is_the_sum(monkeypatch, coords, dim):
+    """Eight devices as if they were of such a torus."""
     mesh = Mesh(np.asarray(jax.devices()[:8]).reshape(1, 8), ("data", FSDP))
-    coords = [(place >> 1 & 1, place & 1, place >> 2) for place in range(8)]
-    found = torus._rings([Chip(one) for one in coords])
-    assert len(found) == 3
-    monkeypatch.setattr(torus, "_rings", lambda _: found)
-    given = jax.random.normal(jax.random.key(0), (8, 16, 3))
+    found = torus._torus([Chip(one) for one in coords])
+    assert len(found.rings) == len(coords[0])
+    monkeypatch.setattr(torus, "torus_of", lambda *_: found)
+    given = jax.random.normal(jax.random.key(0), (8, 16, 17 * 128))
 
     def add_up(own):
-        return torus.scatter_sum(own[0], mesh, FSDP, 0)
+        return torus.scatter_sum(own[0], mesh, FSDP, dim)
 
-    spec = PartitionSpec(FSDP)
-    added = jax.jit(jax.shard_map(add_up, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    spec = PartitionSpec(*[None] * dim, FSDP)
+    added = jax.jit(jax.shard_map(add_up, mesh=mesh, in_specs=PartitionSpec(FSDP), out_specs=spec, check_vma=False))
     np.testing.assert_allclose(added(given), given.sum(0), atol=1e-5)
-    assert added.lower(given).as_text().count('reduce_scatter"') == 3
+    assert added.lower(given).as_text().count('reduce_scatter"') == (
+        1 if found.is_crossed_at_once else len(found.rings)
+    )
