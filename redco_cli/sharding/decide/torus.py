@@ -39,12 +39,6 @@ class Torus(NamedTuple):
     order: tuple[int, ...]
     rings: tuple[tuple[tuple[int, ...], ...], ...]
 
-    @property
-    def is_crossed_at_once(self) -> bool:
-        """Whether XLA scatters a sum over all of it."""
-        sizes = [len(one[0]) for one in self.rings]
-        return len(sizes) < 2 or (len(sizes) == 2 and (sizes[0] != sizes[1] or sizes[0] == 2))
-
 
 def scatter_sum(x: Any, mesh: Mesh, axis: str, dim: int) -> Any:
     """The sum over a mesh axis, of which each device keeps its part of a dim; in a `shard_map`.
@@ -55,28 +49,27 @@ def scatter_sum(x: Any, mesh: Mesh, axis: str, dim: int) -> Any:
         axis: of the mesh.
         dim: of the array, cut in as many parts as the axis has devices, in their order.
     """
-    torus = torus_of(mesh, axis)
-    if x.ndim > 2 or (torus is not None and dim > 0):  # of three dims libtpu scatters some one at a time, or fails
+    on_tpu = all(one.platform == "tpu" for one in mesh.devices.flat)
+    if x.ndim > 2 or (on_tpu and dim > 0):  # of three dims libtpu scatters some one at a time, or fails
         rows = jnp.moveaxis(x, dim, 0)
         rows, shape = rows.reshape(-1, rows.shape[-1]), rows.shape
         return jnp.moveaxis(scatter_sum(rows, mesh, axis, 0).reshape(-1, *shape[1:]), 0, dim)
-    if torus is None:
+    if not on_tpu:
         return jax.lax.psum_scatter(x, axis, scatter_dimension=dim, tiled=True)
-    added = _filled_up(x)
-    if not torus.is_crossed_at_once:
-        added = _in_order(added, torus.order)
-    for groups in (None,) if torus.is_crossed_at_once else torus.rings:
+    torus = torus_of(mesh, axis)
+    added = _filled_up(x) if torus is None else _in_order(_filled_up(x), torus.order)
+    for groups in (None,) if torus is None else torus.rings:
         added = _row_by_row(added)
         added = jax.lax.psum_scatter(added, axis, scatter_dimension=0, axis_index_groups=groups, tiled=True)
     return added if x.ndim < 2 else added[:, : x.shape[1]]
 
 
 def torus_of(mesh: Mesh, axis: str) -> Torus | None:
-    """The torus that a mesh axis lies on; none where it does not have all devices of a slice, or they are no TPUs.
+    """The torus along whose rings a sum over a mesh axis is to be scattered; none where XLA does so by itself.
 
     Args:
         mesh: the devices; those of TPUs have coordinates.
-        axis: of the mesh.
+        axis: of the mesh; along a part of a slice XLA scatters.
     """
     size = mesh.shape[axis]
     slices = [getattr(one, "slice_index", 0) for one in mesh.devices.flat]
@@ -84,7 +77,13 @@ def torus_of(mesh: Mesh, axis: str) -> Torus | None:
         return None
     lines = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1).reshape(-1, size)
     found = {_torus(tuple(line)) for line in lines}
-    return found.pop() if len(found) == 1 else None
+    torus = found.pop() if len(found) == 1 else None
+    return None if torus is None or _is_crossed_at_once([len(rings[0]) for rings in torus.rings]) else torus
+
+
+def _is_crossed_at_once(sizes: Sequence[int]) -> bool:
+    """Whether XLA scatters a sum over a whole torus of these sizes."""
+    return len(sizes) < 2 or (len(sizes) == 2 and (sizes[0] != sizes[1] or sizes[0] == 2))
 
 
 def _filled_up(x: Any) -> Any:

@@ -229,11 +229,12 @@ signal.signal(signal.SIGHUP, getattr(signal, sys.argv[1]))
 from redco_cli.__main__ import hear_early
 hear_early()
 import redco_cli.runtime.stopping.signals as signals
-with signals.stop_on_signal(lambda text: print(text, flush=True)) as request:
+said = []  # by a thread, which may be in the middle of a line
+with signals.stop_on_signal(said.append) as request:
     os.kill(os.getpid(), signal.SIGHUP)
     for _ in range(20):
-        time.sleep(0.05 * (request.exit_code is None))
-    print(request.exit_code)
+        time.sleep(0.05 * (request.exit_code is None or not said))
+print(*said, request.exit_code, sep="\\n")
 print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)
 """
 

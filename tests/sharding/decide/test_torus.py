@@ -40,13 +40,12 @@ def test_rings_join_devices_along_one_dim():
 @pytest.mark.parametrize("sizes", [(8, 8, 1), (16, 16), (4, 4, 4), (2, 2, 2), (4, 8, 8)])
 def test_a_square_or_a_box_is_scattered_ring_by_ring(sizes):
     found = torus.torus_of(mesh_of(sizes), FSDP)
-    assert not found.is_crossed_at_once
     assert len(found.rings) == len([size for size in sizes if size > 1])
 
 
 @pytest.mark.parametrize("sizes", [(8,), (2, 2), (2, 4), (4, 8, 1), (8, 16)])
 def test_elsewhere_it_is_left_to_the_compiler(sizes):
-    assert torus.torus_of(mesh_of(sizes), FSDP).is_crossed_at_once
+    assert torus.torus_of(mesh_of(sizes), FSDP) is None
 
 
 @pytest.mark.parametrize(
@@ -93,24 +92,37 @@ def test_a_ring_that_winds_through_all_is_put_in_order():
         [(place >> 1 & 1, place & 1, place >> 2) for place in range(8)],
         [(1 - (place >> 1 & 1), place & 1, place >> 2) for place in range(8)],
         [(0, 0), (0, 1), (0, 2), (0, 3), (1, 3), (1, 2), (1, 1), (1, 0)],
+        None,
     ],
-    ids=["a shuffled cube", "backwards", "a ring of 2 x 4"],
+    ids=["a shuffled cube", "backwards", "a ring of 2 x 4", "left to XLA"],
 )
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_sum_along_rings_is_the_sum(monkeypatch, coords, dim):
-    """Eight devices as if they were of such a torus."""
+    """Eight devices as if they were a TPU's, of such a torus."""
     mesh = Mesh(np.asarray(jax.devices()[:8]).reshape(1, 8), ("data", FSDP))
-    found = torus._torus([Chip(one) for one in coords])
-    assert len(found.rings) == len(coords[0])
+    found = None if coords is None else torus._torus([Chip(one) for one in coords])
     monkeypatch.setattr(torus, "torus_of", lambda *_: found)
-    given = jax.random.normal(jax.random.key(0), (8, 16, 17 * 128))
+    as_tpu = SimpleNamespace(devices=np.array([Chip((0,))]))
+    given = jax.random.normal(jax.random.key(0), (8, 16, 17 * 8 * 128 if dim else 17 * 128))
 
     def add_up(own):
-        return torus.scatter_sum(own[0], mesh, FSDP, dim)
+        return torus.scatter_sum(own[0], as_tpu, FSDP, dim)
 
     spec = PartitionSpec(*[None] * dim, FSDP)
     added = jax.jit(jax.shard_map(add_up, mesh=mesh, in_specs=PartitionSpec(FSDP), out_specs=spec, check_vma=False))
     np.testing.assert_allclose(added(given), given.sum(0), atol=1e-5)
-    assert added.lower(given).as_text().count('reduce_scatter"') == (
-        1 if found.is_crossed_at_once else len(found.rings)
+    rings = 1 if coords is None else len(coords[0])
+    assert added.lower(given).as_text().count('reduce_scatter"') == rings
+
+
+def test_elsewhere_than_on_tpus_nothing_is_moved_to_be_scattered():
+    mesh = Mesh(np.asarray(jax.devices()[:8]).reshape(1, 8), ("data", FSDP))
+    added = jax.shard_map(
+        lambda own: torus.scatter_sum(own[0], mesh, FSDP, 1),
+        mesh=mesh,
+        in_specs=PartitionSpec(FSDP),
+        out_specs=PartitionSpec(None, FSDP),
+        check_vma=False,
     )
+    made = [one.primitive.name for one in jax.make_jaxpr(added)(f32(8, 16, 17 * 128)).eqns[0].params["jaxpr"].eqns]
+    assert not {"transpose", "pad", "gather", "layout_constraint"} & {*made}
