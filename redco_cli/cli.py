@@ -22,7 +22,7 @@ from redco_cli.recipe.schema import json_schema
 from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
 from redco_cli.reports import check_prompt, converse, evaluate, read_stdin, runs, show_predictions, show_training
-from redco_cli.runtime.platforms import leave_devices_alone, leave_out_missing_devices, simulate_devices
+from redco_cli.runtime.platforms import leave_devices_alone, set_up, simulate_devices
 from redco_cli.runtime.rendezvous.join import joined
 from redco_cli.shell import Checkpoint, Commands, Json, Overrides, RecipeArgument, show_warning
 from redco_cli.version import __version__
@@ -294,6 +294,6 @@ def schema() -> None:
 def main() -> None:
     """The entry point."""
     os.environ.setdefault("USE_TORCH", "0")  # transformers would import it where it is installed, a second for nothing
-    leave_out_missing_devices()
+    set_up()
     warnings.showwarning = show_warning
     app()

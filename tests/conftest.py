@@ -25,6 +25,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
+os.environ["PJRT_NPROC"] = "32"  # as `redco_cli.runtime.platforms.spare_threads` has it for eight devices
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"

@@ -1,4 +1,4 @@
-"""Which platforms JAX, when it starts, is to look for: a CPU that it takes for many devices, or the CPU alone.
+"""What JAX, when it starts, is to look for and to take: a CPU as many devices, the CPU alone, the memory of GPUs.
 
 Imports no JAX.
 """
@@ -6,6 +6,7 @@ Imports no JAX.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable
 from glob import glob
@@ -14,8 +15,14 @@ from pathlib import Path
 
 # What Linux shows of NVIDIA's GPUs (under WSL dxg, on Jetson the last two), and of TPUs before and since they use vfio.
 _DEVICE_FILES = ("/dev/nvidia*", "/dev/dxg", "/dev/nvgpu*", "/dev/nvmap", "/dev/accel*", "/dev/vfio/*")
+_OF_A_GPU = "0.95"
+"""Of its memory, for JAX's pool. The rest is for CUDA's context and graphs, and buffers of NCCL; JAX takes 0.75."""
+_MEMORY = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR")
 _PCI_VENDORS = "/sys/bus/pci/devices/*/vendor"
 _GOOGLE, _NVIDIA = "0x1ae0", "0x10de"
+_WAITING = 4
+"""Collectives of one device, independent of each other, that may wait at once; two were seen."""
+_SIMULATED = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 
 def simulate_devices(count: int) -> None:
@@ -23,6 +30,24 @@ def simulate_devices(count: int) -> None:
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in flag]
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={count}"])
     leave_devices_alone()
+    spare_threads()
+
+
+def spare_threads() -> None:
+    """Makes JAX, when it starts, have threads to spare for CPU devices that wait for others.
+
+    A collective takes a thread of its process until all devices have come. XLA has as many threads as devices or cores:
+    where half of them wait in one collective and half in another that is independent of it (a sum of weights, a gather
+    in a loop), none is left to come, and after a minute the process aborts.
+    """
+    wanted = _WAITING * _simulated()
+    given = os.environ.get("PJRT_NPROC", "")
+    os.environ["PJRT_NPROC"] = str(max(wanted, int(given) if given.isdecimal() else os.cpu_count() or 1))
+
+
+def _simulated() -> int:
+    found = _SIMULATED.search(os.environ.get("XLA_FLAGS", ""))
+    return int(found[1]) if found else 1
 
 
 def leave_devices_alone() -> None:
@@ -34,6 +59,14 @@ def leave_devices_alone() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
+def set_up() -> None:
+    """What holds for every command, before JAX starts."""
+    leave_out_missing_devices()
+    take_gpu_memory()
+    if _simulated() > 1:
+        spare_threads()
+
+
 def leave_out_missing_devices() -> None:
     """Makes JAX, when it starts, not try compilers of chips that this machine does not have.
 
@@ -43,6 +76,15 @@ def leave_out_missing_devices() -> None:
     """
     if "JAX_PLATFORMS" not in os.environ and sys.platform == "linux" and _are_known(_plugins()) and not _has_chip():
         leave_devices_alone()
+
+
+def take_gpu_memory() -> None:
+    """Makes JAX, when it starts, take as much of a GPU as plans fill: by itself it leaves a quarter to nobody.
+
+    Not where the environment says what it may have.
+    """
+    if not any(name in os.environ for name in _MEMORY):
+        os.environ[_MEMORY[0]] = _OF_A_GPU
 
 
 def _plugins() -> list[str]:

@@ -74,3 +74,33 @@ def test_plugins_are_found_in_their_namespace(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
     assert "xla_cuda99" in platforms._plugins()
     assert not [name for name in platforms._plugins() if name.startswith("_")]
+
+
+@pytest.mark.parametrize(
+    ("before", "count", "after"), [(None, 8, 32), ("64", 8, 64), ("2", 8, 32), ("many", 8, 32), ("999", 1, 999)]
+)
+def test_simulated_devices_have_threads_to_wait_in(
+    before: str | None, count: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least four each: with one each, half of the devices in one collective and half in another wait for ever."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    for name in ("XLA_FLAGS", "JAX_PLATFORMS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    if before is not None:
+        monkeypatch.setenv("PJRT_NPROC", before)
+    platforms.simulate_devices(count)
+    assert os.environ["PJRT_NPROC"] == str(after)
+
+
+@pytest.mark.parametrize("given", [None, "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"])
+def test_a_gpu_is_filled_as_plans_fill_it(given: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR"):
+        monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv(given, "0.5")
+    platforms.take_gpu_memory()
+    if given is None:
+        assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.95"
+    else:  # JAX refuses both
+        assert {name for name in os.environ if name.endswith("MEM_FRACTION")} == {given}

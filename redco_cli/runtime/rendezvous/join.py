@@ -21,6 +21,7 @@ from redco_cli.runtime.peers.cluster import Cluster, detect_cluster, timeout
 from redco_cli.runtime.peers.connection import Connection, PeerFailure
 from redco_cli.runtime.peers.multihost import connected
 from redco_cli.runtime.peers.secret import find_secret, insecure_warning
+from redco_cli.runtime.platforms import spare_threads
 from redco_cli.runtime.rendezvous.client import meet
 from redco_cli.runtime.rendezvous.facts import compared, facts
 from redco_cli.runtime.rendezvous.relay import open_relay
@@ -93,6 +94,7 @@ def _results_of(process: int) -> Iterator[None]:
 def _start_jax(cluster: Cluster, connection: Connection, seconds: float) -> None:
     import jax
 
+    spare_threads()
     _put_off_aborts()
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     at = listening_address(cluster.host)

@@ -1,14 +1,15 @@
 """Our attention kernels on the GPU that is there: their errors, and their speed beside cuDNN's.
 
-    python tests/bench/gpu/attention.py
+    python tests/bench/gpu/attention.py [--dtype float16] [--errors]
 
-Errors are relative, of results and gradients in bfloat16 beside the formula in float32: bfloat16 itself rounds by up
-to 4e-3. Times are medians of 8 calls; FLOPs are those of a causal mask, of packed rows too, whose texts meet less. A
-GPU needs minutes, most of them for compiling.
+Errors are relative, of results and gradients in 16 bits beside the formula in float32: bfloat16 itself rounds by up
+to 4e-3, float16 by up to 5e-4. Times are medians of 8 calls; FLOPs are those of a causal mask, of packed rows too,
+whose texts meet less. A GPU needs minutes, most of them for compiling.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 import time
@@ -44,23 +45,28 @@ CALLS = 8
 
 def main() -> None:
     """Prints the errors, then the times."""
-    print(f"JAX {jax.__version__}, {jax.devices()[0].device_kind}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=["bfloat16", "float16"], default="bfloat16")
+    parser.add_argument("--errors", action="store_true", help="print these alone")
+    arguments = parser.parse_args()
+    dtype = jnp.dtype(arguments.dtype)
+    print(f"JAX {jax.__version__}, {jax.devices()[0].device_kind}, {dtype}")
     for case in CASES:
-        found = " ".join(f"{error:.1e}" for error in errors(*case))
+        found = " ".join(f"{error:.1e}" for error in errors(*case, dtype))
         print(f"dims, length, window, cap, packed, sinks {case}: {found}", flush=True)
-    for shape in TIMED:
-        for name, milliseconds, rate in times(*shape):
+    for shape in () if arguments.errors else TIMED:
+        for name, milliseconds, rate in times(*shape, dtype):
             print(
                 f"rows, length, heads, keys, dims {shape}: {name} {milliseconds:.2f} ms, {rate:.0f} TFLOP/s", flush=True
             )
 
 
 def errors(
-    dims: int, length: int, window: int | None, softcap: float | None, is_packed: bool, has_sinks: bool
+    dims: int, length: int, window: int | None, softcap: float | None, is_packed: bool, has_sinks: bool, dtype: Any
 ) -> list[float]:
     """Of the result, and of the gradients of queries, keys, values and sinks."""
     keys = iter(jax.random.split(jax.random.key(0), 6))
-    normal = partial(_normal, keys)
+    normal = partial(_normal, keys, dtype)
     q, k, v = normal(2, length, 8, dims) * dims**-0.5, normal(2, length, 2, dims), normal(2, length, 2, dims)
     weights = normal(2, length, 8, dims).astype(jnp.float32)
     segments, sinks = packed(length) if is_packed else None, normal(8).astype(jnp.float32) if has_sinks else None
@@ -81,10 +87,10 @@ def errors(
     return [_relative(one, right) for one, right in zip(*found, strict=True)]
 
 
-def times(rows: int, length: int, heads: int, of_keys: int, dims: int) -> list[tuple[str, float, float]]:
+def times(rows: int, length: int, heads: int, of_keys: int, dims: int, dtype: Any) -> list[tuple[str, float, float]]:
     """What was computed, its milliseconds, and TFLOP/s: ours on whole and packed rows, and cuDNN's."""
     keys = iter(jax.random.split(jax.random.key(0), 3))
-    q, k, v = (_normal(keys, rows, length, n, dims) for n in (heads, of_keys, of_keys))
+    q, k, v = (_normal(keys, dtype, rows, length, n, dims) for n in (heads, of_keys, of_keys))
     segments = jnp.zeros((rows, length), jnp.int32).at[:, length // 2 :].set(1)
     ours = partial(attend, sinks=None, bias=None, window=None, softcap=None)
     variants: dict[str, Callable[..., jax.Array]] = {
@@ -101,8 +107,8 @@ def times(rows: int, length: int, heads: int, of_keys: int, dims: int) -> list[t
     return found
 
 
-def _normal(keys: Any, *shape: int) -> jax.Array:
-    return jax.random.normal(next(keys), shape, jnp.bfloat16)
+def _normal(keys: Any, dtype: Any, *shape: int) -> jax.Array:
+    return jax.random.normal(next(keys), shape, dtype)
 
 
 def _relative(one: jax.Array, right: jax.Array) -> float:
