@@ -19,8 +19,9 @@ is in none of them either: see `files.base`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,10 +67,12 @@ class Checkpoints(SavedCheckpoints):
             constants: names of models that are never updated: their parameters are neither written nor read.
         """
         mute_orbax()
-        # Called when every file is written, in the thread that renames the directory after it.
-        sealing = ocp.options.AsyncOptions(post_finalization_callback=self._seal)
-        handler = ocp.CompositeCheckpointHandler("params", "training", "meta", STATE, OUTER)
-        super().__init__(directory, mode, constants, ocp.AsyncCheckpointer(handler, async_options=sealing))
+        # The callback comes when every file is written, in the thread that renames the directory after it. Directories
+        # are made before: where one cannot be, those who would write into it wait for minutes.
+        how = ocp.options.AsyncOptions(post_finalization_callback=self._seal, create_directories_asynchronously=False)
+        of_items = ocp.CompositeOptions(async_options=how)
+        handler = ocp.CompositeCheckpointHandler("params", "training", "meta", STATE, OUTER, composite_options=of_items)
+        super().__init__(directory, mode, constants, ocp.AsyncCheckpointer(handler, async_options=how))
         self.position: Callable[[int], Mapping[str, Any] | None] = lambda _step: None
         self.branch_point: int | None = None
         self._base: str | None = None
@@ -120,8 +123,8 @@ class Checkpoints(SavedCheckpoints):
             STATE: state.plugin_state,
         }
         arrays = {name: to_state_dict(tree) for name, tree in items.items()} | {OUTER: outer.arrays if outer else {}}
-        self._write(path, arrays, meta.__dict__)
-        self._metas[meta.step] = meta
+        if self._write(path, arrays, meta.__dict__):
+            self._metas[meta.step] = meta
 
     def keep_base(self, params: Params, digest: str | None) -> None:
         """Starts writing the model that an adapter is trained for to `base/`, unless it is there; another is set aside.
@@ -152,14 +155,15 @@ class Checkpoints(SavedCheckpoints):
         """Whether it is there; its bytes are looked at once."""
         return digest_in(path) == self._base and (self._has_whole_base or find_damage(path) is None)
 
-    def _write(self, path: Path, arrays: Mapping[str, Any], described: Mapping[str, Any]) -> None:
+    def _write(self, path: Path, arrays: Mapping[str, Any], described: Mapping[str, Any]) -> bool:
+        """Whether it has begun."""
         written = {name: ocp.args.StandardSave(dict(tree)) for name, tree in arrays.items() if tree}
-        try:
-            self.wait()
-            self._saving = path
+        self.wait()
+        self._saving = path
+        with self._explaining():
             self._checkpointer.save(path, args=ocp.args.Composite(meta=ocp.args.JsonSave(described), **written))
-        except (OSError, ValueError) as error:
-            raise self._unwritable(error) from error
+            return True
+        return False
 
     def wait(self) -> None:
         """Waits until everything is on disk, then begins to delete what is not kept.
@@ -167,13 +171,8 @@ class Checkpoints(SavedCheckpoints):
         Raises:
             StorageError: the last save, or a deletion, failed.
         """
-        try:
+        with self._explaining():
             self._checkpointer.wait_until_finished()
-        except (OSError, ValueError) as error:
-            if self._is_closing or not self._is_deleted(error):
-                raise self._unwritable(error) from error
-            warn(f"{shown(self._saving)} was deleted while it was written; the next one is written when it is due")
-            self._forget_saving()
         self._deleter.collect(wait=False)
         check_owner(self.directory)
         if is_main_process():
@@ -213,6 +212,18 @@ class Checkpoints(SavedCheckpoints):
         if not is_there:
             self._metas.pop(step, None)
         return is_there
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Says what a save that fails in it means, and forgets one whose directory somebody deleted."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            check_owner(self.directory)
+            if self._is_closing or not self._is_deleted(error):
+                raise self._unwritable(error) from error
+            warn(f"{shown(self._saving)} was deleted while it was written; the next one is written when it is due")
+            self._forget_saving()
 
     def _is_deleted(self, error: Exception) -> bool:
         """Whether somebody has deleted what was being written: several processes may not know it alike, and end."""

@@ -7,6 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint._src.path import atomicity
 
 from redco_cli.errors import RedcoError
 from redco_cli.recipe.load import load_recipe
@@ -354,6 +356,27 @@ def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pyte
     )
     left = {path.name for path in run.iterdir()}
     assert {name for name in left if "checkpoint" in name} == {"checkpoint-8", "checkpoint-9"}
+    monkeypatch.undo()
+    monkeypatch.chdir(run.parent)
+    train("recipe.yaml")
+    assert_same_run("run", "whole")
+
+
+def test_a_directory_that_cannot_be_made(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread is left that would write into it, waits for it, and keeps the process from its end for minutes."""
+    make = atomicity._create_tmp_directory
+
+    async def refused(to_make: object, path: Path, **how: object) -> Path:
+        if path.parent.name.startswith("checkpoint-12."):
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        return await make(to_make, path, **how)
+
+    shutil.rmtree(run / "checkpoint-12")
+    monkeypatch.setattr(atomicity, "_create_tmp_directory", refused)
+    before = {thread.ident for thread in threading.enumerate()}
+    with pytest.raises(RedcoError, match="run/checkpoint-12: cannot be written: Disk quota exceeded"):
+        train("recipe.yaml")
+    assert [one.name for one in threading.enumerate() if one.ident not in before and not one.daemon] == []
     monkeypatch.undo()
     monkeypatch.chdir(run.parent)
     train("recipe.yaml")
