@@ -6,7 +6,6 @@ Nothing here imports JAX, transformers or datasets before a recipe has been read
 from __future__ import annotations
 
 import json
-import math
 import os
 import warnings
 from pathlib import Path
@@ -19,10 +18,9 @@ from redco_cli.console.plan import show_plan
 from redco_cli.errors import EXIT_DONE
 from redco_cli.recipe.load import load_recipe, load_run, resolved_yaml
 from redco_cli.recipe.schema import json_schema
-from redco_cli.recipe.shipped import shipped_recipes
 from redco_cli.recipe.starter import copy_starter
 from redco_cli.reports import check_prompt, converse, evaluate, read_stdin, runs, show_predictions, show_training
-from redco_cli.runtime.platforms import leave_devices_alone, set_up, simulate_devices
+from redco_cli.runtime.platforms import leave_devices_alone, set_up
 from redco_cli.runtime.rendezvous.join import joined
 from redco_cli.shell import Checkpoint, Commands, Json, Overrides, RecipeArgument, show_warning
 from redco_cli.version import __version__
@@ -193,7 +191,7 @@ def inspect_sharding(
     dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="It computes in; default: bfloat16.")] = None,
     target: Annotated[str | None, typer.Option(metavar="CHIPS", help="Such as h100:8, v5e:4x4, 2*v6e:16x16.")] = None,
     compile_it: Annotated[
-        bool, typer.Option("--compile", help="Compile the step for the target, or for simulated CPU devices.")
+        bool, typer.Option("--compile", help="Compile the step: for the target, the GPUs here, or simulated CPUs.")
     ] = False,
     cycles: Annotated[bool, typer.Option("--cycles", help="As --compile, for a TPU to the end: its cycles.")] = False,
     price: Annotated[float | None, typer.Option(metavar="X", min=0, help="Of a chip-hour: shows costs.")] = None,
@@ -206,17 +204,17 @@ def inspect_sharding(
     """Show how a model is split, and if it fits. Needs neither weights nor devices."""
     from redco_cli.models.families.registry import descriptions
     from redco_cli.models.presets import preset_names
-    from redco_cli.planning.arguments import parse_bytes, parse_mesh
+    from redco_cli.planning.arguments import devices_to_compile_for, parse_bytes, parse_mesh
 
     if list_models or not model:
         result({"presets": list(preset_names()), "decoder_families": descriptions()}, as_json)
         return
     sizes = None if mesh is None else parse_mesh(mesh, "--mesh")
     memory = None if device_memory is None else parse_bytes(device_memory, "--device-memory")
+    if target is None and compile_it:
+        target = devices_to_compile_for(model, devices, hosts, sizes)
     if target is not None:
         leave_devices_alone()
-    elif compile_it:
-        simulate_devices(devices or math.prod((sizes or _mesh_of(model)).values()))
     from redco_cli.planning.inspect import inspect_sharding as run_inspect
 
     machine: dict[str, Any] = {"devices": devices, "hosts": hosts, "mesh": sizes, "device_memory": memory}
@@ -228,14 +226,6 @@ def inspect_sharding(
         result(report, as_json)
     else:
         show_plan(report)
-
-
-def _mesh_of(target: str) -> dict[str, int]:
-    """Sizes of the mesh that a recipe decides on; none for anything else."""
-    if target not in shipped_recipes() and not target.endswith((".yaml", ".yml")):
-        return {}
-    mesh = load_recipe(target).recipe.mesh
-    return {} if mesh == "auto" else mesh.model_dump()
 
 
 @app.command(epilog="Example: redco init my-project --recipe instruct")

@@ -1,4 +1,4 @@
-"""What is written on the command line of a plan: an amount of memory and a mesh.
+"""What is written on the command line of a plan, an amount of memory and a mesh, and what is meant where nothing is.
 
 Memory is in bytes. `GB` is a thousand million of them, `GiB` is 2^30; a lone letter (`16g`) means the binary unit, as
 it does for the JVM and for containers.
@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 
+from redco_cli.chips.target import chip_of
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import UsageError
 from redco_cli.recipe.explain import did_you_mean
+from redco_cli.recipe.load import load_recipe
+from redco_cli.recipe.shipped import shipped_recipes
+from redco_cli.runtime.platforms import gpus_here, simulate_devices
 
 AXES = ("data", "fsdp", "tensor")  # those of sharding.plan, which imports JAX: a wrong argument is refused before
 _AMOUNT = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,9})?) ?(?P<unit>[a-z]*)", re.ASCII | re.IGNORECASE)
@@ -87,3 +92,36 @@ def parse_mesh(text: str, where: str) -> dict[str, int]:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
+
+
+def devices_to_compile_for(
+    model: str, devices: int | None, hosts: int | None, mesh: Mapping[str, int] | None
+) -> str | None:
+    """What `--compile` means without a `--target`: the GPUs of this machine, else simulated devices of its CPU.
+
+    Comes before JAX starts, which then finds those.
+
+    Args:
+        model: a recipe, whose mesh counts, or anything else.
+        devices: how many to simulate; the GPUs are meant without.
+        hosts: that hold them; likewise.
+        mesh: instead of the recipe's.
+
+    Returns:
+        The GPUs as `--target` names them; None for simulated devices.
+    """
+    wanted = math.prod((mesh or _mesh_of(model)).values())
+    kinds = gpus_here() if devices is hosts is None else []
+    chip = chip_of(kinds[0]) if kinds else None
+    if chip is None or len({*kinds}) > 1 or wanted > len(kinds):
+        simulate_devices(devices or wanted)
+        return None
+    return f"{chip.name}:{wanted if mesh or wanted > 1 else len(kinds)}"
+
+
+def _mesh_of(model: str) -> Mapping[str, int]:
+    """Sizes of the mesh that a recipe decides on; none for anything else."""
+    if model not in shipped_recipes() and not model.endswith((".yaml", ".yml")):
+        return {}
+    mesh = load_recipe(model).recipe.mesh
+    return {} if mesh == "auto" else mesh.model_dump()

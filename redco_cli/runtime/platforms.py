@@ -18,6 +18,7 @@ _DEVICE_FILES = ("/dev/nvidia*", "/dev/dxg", "/dev/nvgpu*", "/dev/nvmap", "/dev/
 _OF_A_GPU = "0.95"
 """Of its memory, for JAX's pool. The rest is for CUDA's context and graphs, and buffers of NCCL; JAX takes 0.75."""
 _MEMORY = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR")
+_GPUS = "/proc/driver/nvidia/gpus/*/information"
 _PCI_VENDORS = "/sys/bus/pci/devices/*/vendor"
 _GOOGLE, _NVIDIA = "0x1ae0", "0x10de"
 _WAITING = 4
@@ -85,6 +86,19 @@ def take_gpu_memory() -> None:
     """
     if not any(name in os.environ for name in _MEMORY):
         os.environ[_MEMORY[0]] = _OF_A_GPU
+
+
+def gpus_here() -> list[str]:
+    """What each NVIDIA GPU of this machine is called, as its driver says, of those that this process may use.
+
+    That is `jax.Device.device_kind`. Asked without JAX, which would take their memory.
+    """
+    described = [Path(file).read_text() for file in sorted(glob(_GPUS))]
+    names = [match[1].strip() for text in described if (match := re.search(r"^Model:(.*)$", text, re.MULTILINE))]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        names if visible is None else names[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]
+    )
 
 
 def _plugins() -> list[str]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -11,6 +12,7 @@ from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import EXIT_USAGE, UsageError
 from redco_cli.planning import arguments
 from redco_cli.planning.arguments import parse_bytes, parse_mesh
+from redco_cli.runtime import platforms
 from redco_cli.sharding.plan import AXES
 
 GIB = 2**30
@@ -140,3 +142,52 @@ def test_the_axes_are_those_of_a_plan():
 def test_arguments_are_read_without_jax():
     code = "import sys, redco_cli.planning.arguments; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "model", "mesh", "target", "simulated"),
+    [
+        (["NVIDIA H200"], None, "quickstart", None, "h200:1", None),
+        (["NVIDIA H100 80GB HBM3"] * 8, None, "llama-3.1-8b", None, "h100:8", None),
+        (["NVIDIA H100 80GB HBM3"] * 8, "0,3", "llama-3.1-8b", None, "h100:2", None),
+        (["NVIDIA H100 80GB HBM3"] * 8, None, "llama-3.1-8b", {"data": 1, "fsdp": 4, "tensor": 1}, "h100:4", None),
+        (["NVIDIA H100 80GB HBM3"] * 8, None, "llama-3.1-8b", {"data": 1, "fsdp": 1, "tensor": 1}, "h100:1", None),
+        (["NVIDIA H200"], None, "llama-3.1-8b", {"data": 1, "fsdp": 4, "tensor": 1}, None, 4),
+        (["NVIDIA GeForce RTX 4090"], None, "llama-3.1-8b", None, None, 1),
+        (["NVIDIA H200", "NVIDIA A100-SXM4-80GB"], None, "llama-3.1-8b", None, None, 1),
+        (["NVIDIA H200"], "-1", "llama-3.1-8b", None, None, 1),
+        (["NVIDIA H200"], "", "llama-3.1-8b", None, None, 1),
+        ([], None, "llama-3.1-8b", {"data": 2, "fsdp": 2, "tensor": 2}, None, 8),
+    ],
+)
+def test_what_is_compiled_for_without_a_target(
+    gpus: list[str],
+    visible: str | None,
+    model: str,
+    mesh: dict[str, int] | None,
+    target: str | None,
+    simulated: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The GPUs of this machine, by what their driver says; where there are none, CPUs are simulated."""
+    for number, name in enumerate(gpus):
+        described = tmp_path / f"0000:0{number}:00.0" / "information"
+        described.parent.mkdir()
+        described.write_text(f"Model: \t\t {name}\nIRQ:   \t\t 41\nGPU Excluded:\t No\n")
+    monkeypatch.setattr(platforms, "_GPUS", str(tmp_path / "*" / "information"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    asked: list[int] = []
+    monkeypatch.setattr(arguments, "simulate_devices", asked.append)
+    assert arguments.devices_to_compile_for(model, None, None, mesh) == target
+    assert asked == ([] if simulated is None else [simulated])
+
+
+def test_devices_that_are_counted_are_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "gpus_here", lambda: ["NVIDIA H200"] * 8)
+    asked: list[int] = []
+    monkeypatch.setattr(arguments, "simulate_devices", asked.append)
+    assert arguments.devices_to_compile_for("llama-3.1-8b", 8, None, None) is None
+    assert asked == [8]
