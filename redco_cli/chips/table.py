@@ -58,7 +58,7 @@ class Chip:
         of_a_host: how many devices share a host.
         torus: how many dims its slices have; 0 where every device of a host reaches every other at once.
         of_a_chip: how many devices are one chip, by which slices are counted and prices given.
-        unknown: bytes of its memory that are left to what no plan sees: contexts, communication buffers, workspaces.
+        pool: share of its memory that a plan may fill; the rest is for what no plan sees.
         multiprocessors: of a GPU.
     """
 
@@ -73,18 +73,18 @@ class Chip:
     of_a_host: int
     torus: int = 0
     of_a_chip: int = 1
-    unknown: int = 0
+    pool: float = 1.0
     multiprocessors: Multiprocessors | None = None
 
     @property
     def usable(self) -> int:
         """Bytes of its memory that a plan may fill."""
-        return self.memory - self.unknown
+        return int(self.memory * self.pool)
 
 
 _HOPPER = Multiprocessors(132, 128, 233_472, 232_448, 52_428_800, 1.98, (9, 0))
-_CUDA = 3 * GIB
-"""An allowance, of no source: the CUDA context and libraries, buffers of NCCL, workspaces of cuBLAS and cuDNN."""
+GPU_POOL = 0.95
+"""Of a GPU's memory. The rest, of no source: CUDA's context and graphs, buffers of NCCL. JAX by itself takes 0.75."""
 
 CHIPS: Mapping[str, Chip] = {
     chip.name: chip
@@ -99,7 +99,7 @@ CHIPS: Mapping[str, Chip] = {
             link=300e9,
             network=25e9,  # 200 Gbit/s for each device
             of_a_host=8,
-            unknown=_CUDA,
+            pool=GPU_POOL,
             multiprocessors=Multiprocessors(108, 64, 167_936, 166_912, 41_943_040, 1.41, (8, 0)),
         ),  # N, X (memory, multiprocessors)
         Chip(
@@ -112,7 +112,7 @@ CHIPS: Mapping[str, Chip] = {
             link=450e9,
             network=50e9,  # 400 Gbit/s for each device
             of_a_host=8,
-            unknown=_CUDA,
+            pool=GPU_POOL,
             multiprocessors=_HOPPER,
         ),  # N, X (memory, multiprocessors)
         Chip(
@@ -125,7 +125,7 @@ CHIPS: Mapping[str, Chip] = {
             link=450e9,
             network=50e9,
             of_a_host=8,
-            unknown=_CUDA,
+            pool=GPU_POOL,
             multiprocessors=_HOPPER,
         ),  # N, X (memory, multiprocessors)
         Chip(
@@ -138,7 +138,7 @@ CHIPS: Mapping[str, Chip] = {
             link=900e9,
             network=50e9,
             of_a_host=8,
-            unknown=_CUDA,
+            pool=GPU_POOL,
             multiprocessors=Multiprocessors(148, 128, 233_472, 232_448, 132_644_864, 1.965, (10, 0)),
         ),  # N, X (memory, multiprocessors)
         Chip(

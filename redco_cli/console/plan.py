@@ -217,7 +217,11 @@ def _verdict(document: Document) -> list[Piece]:
     if limit is None:
         hint = "with --device-memory, such as 80GiB, what is left open is chosen to fit"
         return [("needs: ", "bold"), f"{needed} per device; {hint}"]
-    amounts = f"{needed} of {format_bytes(limit)} per device"
+    amounts, compiled = f"{needed} of {format_bytes(limit)} per device", document["compiled"]
+    if compiled is not None and compiled["target"] and compiled["memory"]:
+        amounts = (
+            f"{format_bytes(compiled['memory'])} of {format_bytes(limit)} per device as compiled, {needed} by plan"
+        )
     if document["fits"]:
         return [("fits: ", "bold green"), amounts]
     remedies = "".join(f"\n  -> {remedy}" for remedy in document["remedies"])

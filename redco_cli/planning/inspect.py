@@ -20,7 +20,7 @@ from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option, options
 from redco_cli.planning.picture.svg import write_picture
-from redco_cli.planning.remedies import remedies_for
+from redco_cli.planning.remedies import does_fit, remedies_for
 from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.targets.fastest import Outcome, in_front, try_for
@@ -82,10 +82,10 @@ def inspect(
         tried = try_for(chips, ways, asked, machine.memory) if workload.compares and sizes is None else []
         ways = in_front(tried, ways)
         best = ways[0]
-        remedies = () if best.fits(machine.memory) else remedies_for(workload, best, machine)
         forward = None if chips is None else forward_of(workload)
     outcome = tried[0].outcome if tried else _compiled(chips, best, asked, compile_it) if compile_it else (None, None)
-    speed = _timed(chips, best, forward, outcome, price, machine.memory)
+    fits = does_fit(best.memory.total, outcome[0], machine.memory)
+    speed = None if fits is False else _timed(chips, best, forward, outcome, price)
     return build_report(
         best.plan,
         model=workload.name,
@@ -98,7 +98,8 @@ def inspect(
         xla=workload.xla,
         device_memory=machine.memory,
         runners_up=[_choice(way, _compared(way, best, machine)) for way in ways[1 : len(tried) or RUNNERS_UP + 1]],
-        remedies=remedies,
+        fits=fits,
+        remedies=_remedies(chips, workload, ways, machine) if fits is False else (),
         compiled=outcome[0],
         speed=speed,
         state=followers(best.workload.abstract.state, best.plan, best.workload.abstract.params),
@@ -119,24 +120,25 @@ def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any], how
     return (compile_step(best), None) if target is None else compile_for(target, best, asked, cycles=how == "cycles")
 
 
+def _remedies(target: Target | None, workload: Workload, ways: Sequence[Option], machine: Devices) -> list[str]:
+    with targeting(target):
+        return remedies_for(workload, ways, machine)
+
+
 def _timed(
     target: Target | None,
     best: Option,
     forward: Forward | None,
     outcome: Outcome | tuple[None, None],
     price: float | None,
-    limit: int | None,
 ) -> Speed | None:
-    """How fast a step is: by its program where it was compiled, else by its plan. One that does not fit into the limit,
-    bytes of a device, has no speed: it cannot run as it was planned or compiled.
-    """
+    """How fast a step that fits is: by its program where it was compiled, else by its plan."""
     compiled, events = outcome
     if target is None or forward is None:
         return None
     if compiled is None:
-        return planned_speed(best, target, forward, price) if best.fits(limit) else None
-    is_too_large = limit is not None and compiled.memory is not None and compiled.memory > limit
-    return None if events is None or is_too_large else compiled_speed(events, best, target, forward, price)
+        return planned_speed(best, target, forward, price)
+    return None if events is None else compiled_speed(events, best, target, forward, price)
 
 
 def _machine(

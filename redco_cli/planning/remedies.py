@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option, options
+from redco_cli.planning.report import Compiled
 from redco_cli.planning.workload import Workload
 
+_ROOMY = 7 / 8
+"""Of the memory, at most, where a way that needs all of it by plan did not fit."""
 
-def remedies_for(workload: Workload, best: Option, machine: Devices) -> list[str]:
+
+def does_fit(planned: int, compiled: Compiled | None, limit: int | None) -> bool | None:
+    """Whether a step fits into so many bytes of a device: as compiled for a target, else by its plan.
+
+    None where nobody said how many there are. What a CPU makes of a step says nothing about other devices.
+    """
+    if limit is None:
+        return None
+    if compiled is None or compiled.target is None:
+        return planned <= limit
+    return compiled.too_large is None and (compiled.memory or planned) <= limit
+
+
+def remedies_for(workload: Workload, ways: Sequence[Option], machine: Devices) -> list[str]:
     """What would make a workload fit, with what it would need then.
 
     Args:
         workload: what does not fit.
-        best: the way that needs least memory.
+        ways: to run it, the best first: it does not fit by plan, or as compiled.
         machine: the devices, whose memory is known.
     """
-    found = []
+    best, found = ways[0], []
     assert machine.memory is not None
+    roomy = next((way for way in ways[1:] if way.memory.total <= _ROOMY * machine.memory), None)
+    if roomy is not None:
+        of_mesh = ",".join(f"{axis}={size}" for axis, size in roomy.plan.mesh.items())
+        how = f"remat {roomy.workload.remat}, micro-batch {roomy.micro_batch_size}"
+        found.append(f"mesh {of_mesh} with {how} needs {format_bytes(roomy.memory.total)} by plan")
     if workload.micro_batch_size is not None and not workload.whole_batch:
         way = _least(replace(workload, micro_batch_size=None), machine, best.plan.mesh)
         if way is not None and way.memory.total < best.memory.total:

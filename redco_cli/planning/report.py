@@ -158,7 +158,7 @@ class Report:
         state: likewise of the arrays that `init_state` of the plugin made.
         memory: bytes on one device by kind.
         device_memory: bytes that one device has; None when it is not known.
-        fits: whether `memory` is within `device_memory`; None when that is not known.
+        fits: whether it does in `device_memory`, as compiled for a target or else by plan; None when that is not known.
         remedies: what to change so that it fits, most promising first.
         collectives: what a step moves, predicted.
         warnings: what a user should know before a run.
@@ -203,6 +203,7 @@ def build_report(
     target: str | None = None,
     xla: Mapping[str, bool | int | float | str] | None = None,
     device_memory: int | None = None,
+    fits: bool | None = None,
     runners_up: Sequence[Choice] = (),
     remedies: Sequence[str] = (),
     compiled: Compiled | None = None,
@@ -224,6 +225,7 @@ def build_report(
         xla: options of XLA's compiler.
         device_memory: bytes of one device, if known.
         runners_up: the next best ways, best first.
+        fits: whether it does; see `remedies.does_fit`.
         remedies: what to change so that it fits.
         compiled: the same step as compiled, if it was.
         speed: how fast a step is, if that can be told.
@@ -246,7 +248,7 @@ def build_report(
         state=group_parameters(state, plan.mesh),
         memory=memory,
         device_memory=device_memory,
-        fits=None if device_memory is None else memory.total <= device_memory,
+        fits=fits,
         remedies=tuple(remedies),
         collectives=_sent(plan.collectives, plan.mesh),
         warnings=plan.warnings,

@@ -13,10 +13,10 @@ from glob import glob
 from importlib.util import find_spec
 from pathlib import Path
 
+from redco_cli.chips.table import GPU_POOL
+
 # What Linux shows of NVIDIA's GPUs (under WSL dxg, on Jetson the last two), and of TPUs before and since they use vfio.
 _DEVICE_FILES = ("/dev/nvidia*", "/dev/dxg", "/dev/nvgpu*", "/dev/nvmap", "/dev/accel*", "/dev/vfio/*")
-_OF_A_GPU = "0.95"
-"""Of its memory, for JAX's pool. The rest is for CUDA's context and graphs, and buffers of NCCL; JAX takes 0.75."""
 _MEMORY = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR")
 _GPUS = "/proc/driver/nvidia/gpus/*/information"
 _PCI_VENDORS = "/sys/bus/pci/devices/*/vendor"
@@ -85,7 +85,7 @@ def take_gpu_memory() -> None:
     Not where the environment says what it may have.
     """
     if not any(name in os.environ for name in _MEMORY):
-        os.environ[_MEMORY[0]] = _OF_A_GPU
+        os.environ[_MEMORY[0]] = str(GPU_POOL)
 
 
 def gpus_here() -> list[str]:

@@ -139,6 +139,14 @@ def test_the_last_line_says_whether_it_fits(changes, line):
     assert plain(small(**changes)).endswith(f"\n\n{line}\n")
 
 
+def test_the_last_line_says_what_the_compiler_needs_where_it_knows_the_devices():
+    compiled = dataclasses.replace(COMPILED, target="h100:8", memory=12 * 1024)
+    text = plain(small(device_memory=11 * 1024, compiled=compiled))
+    assert text.endswith("\n\ndoes not fit: 12 KiB of 11 KiB per device as compiled, 10 KiB by plan\n")
+    simulated = dataclasses.replace(compiled, target=None)
+    assert plain(small(device_memory=11 * 1024, compiled=simulated)).endswith("\n\nfits: 10 KiB of 11 KiB per device\n")
+
+
 def test_one_device_and_examples_without_tokens():
     mesh = {"data": 1, "fsdp": 1, "tensor": 1}
     chosen = Choice(mesh, "none", 4, 0, 0, "")

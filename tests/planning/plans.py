@@ -4,6 +4,7 @@ import math
 
 from jax.sharding import PartitionSpec
 
+from redco_cli.planning.remedies import does_fit
 from redco_cli.planning.report import Choice, Compiled, Memory, build_report
 from redco_cli.sharding.plan import Collective, Plan, Row
 
@@ -103,7 +104,8 @@ def report_of(rows, model="gpt2-medium", mesh=MESH, warnings=(), **changes):
         "seq_length": 1024,
         **changes,
     }
-    return build_report(plan, **given)
+    fits = does_fit(given["memory"].total, given.get("compiled"), given.get("device_memory"))
+    return build_report(plan, **{"fits": fits, **given})
 
 
 RUNNERS_UP = (

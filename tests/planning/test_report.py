@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redco_cli.planning.parameter_groups import group_parameters
-from redco_cli.planning.report import Choice, Memory, as_json, build_report, report_schema
+from redco_cli.planning.remedies import does_fit
+from redco_cli.planning.report import Compiled, as_json, report_schema
 from tests.planning.plans import (
     COLLECTIVES,
     COMPILED,
@@ -245,20 +246,26 @@ def test_the_figures_of_a_report():
     assert [(one.kind, one.count) for one in report.collectives] == [(one.kind, one.count) for one in COLLECTIVES]
 
 
-@pytest.mark.parametrize(("device_memory", "fits"), [(None, None), (700, True), (699, False)])
-def test_whether_it_fits(device_memory, fits):
-    memory = Memory(100, 100, 200, 150, 90, 40, 10, 10)
-    assert memory.total == 700
-    report = build_report(
-        plan_of([row("w", (8,))]),
-        model="m",
-        chosen=Choice(MESH, "none", 1, 700, 0, ""),
-        memory=memory,
-        global_batch_size=1,
-        seq_length=None,
-        device_memory=device_memory,
-    )
-    assert report.fits is fits
+AS_COMPILED = Compiled(800, (), 1.0, None, 0, (), 0, (), None, None)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "limit", "fits"),
+    [
+        (None, None, None),
+        (None, 700, True),
+        (None, 699, False),
+        ({"target": "h100:8"}, None, None),
+        ({"target": "h100:8"}, 800, True),
+        ({"target": "h100:8"}, 799, False),  # whatever the plan says
+        ({"target": "v6e:2x4", "memory": None, "too_large": "48 GiB of 31.25"}, 9000, False),
+        ({"target": "v6e:2x4", "memory": None}, 700, True),
+        ({}, 700, True),  # for simulated CPUs, which keep other arrays
+    ],
+)
+def test_whether_it_fits(compiled, limit, fits):
+    made = None if compiled is None else dataclasses.replace(AS_COMPILED, **compiled)
+    assert does_fit(700, made, limit) is fits
 
 
 def full_document():

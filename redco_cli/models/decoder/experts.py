@@ -7,6 +7,9 @@ nothing. What is usual stands outside of any branch, where compilers move weight
 themselves, so that a batch that is split over devices stays where it is. `jax.lax.ragged_dot` does the same work with
 any distribution on TPU, and elsewhere takes X copies of the tokens.
 
+What an expert makes of a token counts by its share already before the last projection: then nobody needs the result of
+that for the gradient of the shares, and the backward pass does not compute it again.
+
 Shapes: B batch, S sequence, E hidden size, X experts, N experts per token, C tokens an expert has room for, F width.
 """
 
@@ -179,12 +182,14 @@ def _with_room(
     batch, length, width = x.shape
     count = kernels.gate.shape[0]
     is_mine = (place >= first) & (place < first + room)
-    shares = jnp.where(is_mine, shares, 0)
     slots = jnp.where(is_mine, chosen * room + place - first, count * room).reshape(batch, -1)  # [B, S * N]
     tokens = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], chosen.shape[1:]).reshape(1, -1)
     source = jnp.zeros((batch, count * room), jnp.int32)
     source = jnp.put_along_axis(source, slots, tokens, axis=1, inplace=False, mode="drop")
     rows = jnp.take_along_axis(x, source[..., None], axis=1).reshape(batch, count, room, width)
+    counts = jnp.zeros((batch, count * room), shares.dtype)
+    counts = jnp.put_along_axis(counts, slots, shares.reshape(batch, -1), axis=1, inplace=False, mode="drop")
+    counts = counts.reshape(batch, count, room, 1)
 
     def project(equation: str, rows: Array, kernel: Array, bias: Array | None) -> Array:
         made = jnp.einsum(equation, rows, kernel)
@@ -194,10 +199,12 @@ def _with_room(
         project("bxce,xef->bxcf", rows, *one)
         for one in ((kernels.gate, kernels.gate_bias), (kernels.up, kernels.up_bias))
     )
-    made = project("bxcf,xfe->bxce", gating(gate, up), kernels.down, kernels.down_bias)
+    made = jnp.einsum("bxcf,xfe->bxce", gating(gate, up) * counts, kernels.down)
+    if kernels.down_bias is not None:
+        made = made + kernels.down_bias[:, None] * counts
     made = made.reshape(batch, count * room, width)
     picked = jnp.take_along_axis(made, slots[..., None], axis=1, mode="clip").reshape(*chosen.shape, width)
-    return jnp.einsum("bsne,bsn->bse", picked, shares)
+    return jnp.einsum("bsne,bsn->bse", picked, is_mine.astype(x.dtype))
 
 
 def _all_by_all(
@@ -208,7 +215,7 @@ def _all_by_all(
     batch, length, width = x.shape
     count = kernels.gate.shape[0]
     tokens = x.reshape(-1, width)
-    weights = jnp.einsum("bsn,bsnx->xbs", shares, jax.nn.one_hot(chosen, count, dtype=x.dtype)).reshape(count, -1)
+    weights = jnp.einsum("bsn,bsnx->xbs", shares, jax.nn.one_hot(chosen, count, dtype=x.dtype)).reshape(count, -1, 1)
 
     @jax.checkpoint
     def add(total: Array, expert: tuple[Kernels, Array]) -> tuple[Array, None]:
@@ -218,7 +225,8 @@ def _all_by_all(
             return rows @ one if bias is None else rows @ one + bias
 
         gate, up = project(tokens, kernel.gate, kernel.gate_bias), project(tokens, kernel.up, kernel.up_bias)
-        return total + project(gating(gate, up), kernel.down, kernel.down_bias) * weight[:, None], None
+        made = (gating(gate, up) * weight) @ kernel.down
+        return total + (made if kernel.down_bias is None else made + kernel.down_bias * weight), None
 
     total, _ = jax.lax.scan(add, jnp.zeros_like(tokens), (kernels, weights))
     return total.reshape(batch, length, width)
