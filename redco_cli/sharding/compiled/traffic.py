@@ -123,7 +123,7 @@ def _of_computation(
             shape = _without_layout(instruction.type)
             for moved in _of_computation(module, instruction.called()[0], repeats, mesh):
                 yield replace(moved, kind="reduce-scatter", shape=shape, bytes=size_in_bytes(shape))
-        elif instruction.name.startswith("async-collective-start"):
+        elif instruction.name.startswith("async-collective-start") or instruction.opcode == "async-start":
             overlapped = is_overlapped(module, computation, instruction)
             for called in instruction.called():
                 for moved in _of_computation(module, called, repeats, mesh):

@@ -127,6 +127,22 @@ ENTRY %main (p: bf16[64,64], q: bf16[16,64]) -> bf16[64,64] {
 """  # noqa: E501 - as it is written
 
 
+ON_SPARSE_CORES = """HloModule step, is_scheduled=true, num_partitions=4
+
+%apart (p: bf16[64,64]) -> bf16[16,64] {
+  %p = bf16[64,64]{1,0} parameter(0)
+  ROOT %rs = bf16[16,64]{1,0} reduce-scatter(%p), channel_id=1, replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add
+}, execution_thread="sparsecore"
+
+ENTRY %main (p: bf16[64,64]) -> bf16[16,64] {
+  %p = bf16[64,64]{1,0} parameter(0)
+  %start = ((bf16[64,64]{1,0}), bf16[16,64]{1,0}) async-start(%p), async_execution_thread="sparsecore", calls=%apart
+  %c = bf16[64,64]{1,0} convolution(%p, %p), dim_labels=bf_io->bf
+  ROOT %done = bf16[16,64]{1,0} async-done(%start)
+}
+"""
+
+
 def test_a_gpu_overlaps_what_lies_between_start_and_done():
     found = compiled_collectives(GPU, MESH)
     assert [(one.kind, one.axes, one.count, one.overlapped) for one in found] == [
@@ -151,6 +167,14 @@ def test_a_step_of_a_collective_is_that_collective_beside_other_work():
     sent, work, _ = timeline(STEPS, MESH)
     assert (sent.kind, sent.bytes) == ("reduce-scatter", 3 * 16 * 64 * 2)  # of the result, not of all that is handed on
     assert work.kind == "matmul"
+
+
+def test_a_collective_on_the_sparse_cores_of_a_tpu_runs_beside_its_products():
+    (moved,) = compiled_collectives(ON_SPARSE_CORES, MESH)
+    assert (moved.kind, moved.bytes, moved.count, moved.overlapped) == ("reduce-scatter", 16 * 64 * 2, 1, True)
+    idle = ON_SPARSE_CORES.replace("convolution(%p, %p), dim_labels=bf_io->bf", "copy(%p)")
+    assert not compiled_collectives(idle, MESH)[0].overlapped
+    assert [type(one).__name__ for one in timeline(ON_SPARSE_CORES, MESH)] == ["Transfer", "Work", "Arrival"]
 
 
 def test_kernels_are_counted_with_their_loops():
