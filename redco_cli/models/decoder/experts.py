@@ -7,8 +7,8 @@ nothing. What is usual stands outside of any branch, where compilers move weight
 themselves, so that a batch that is split over devices stays where it is. `jax.lax.ragged_dot` does the same work with
 any distribution on TPU, and elsewhere takes X copies of the tokens.
 
-What an expert makes of a token counts by its share already before the last projection: then nobody needs the result of
-that for the gradient of the shares, and the backward pass does not compute it again.
+What an expert makes of a token is weighted before the last projection: then nobody needs the result of that for the
+gradient of the shares, and the backward pass does not compute it again.
 
 Shapes: B batch, S sequence, E hidden size, X experts, N experts per token, C tokens an expert has room for, F width.
 """
@@ -187,9 +187,9 @@ def _with_room(
     source = jnp.zeros((batch, count * room), jnp.int32)
     source = jnp.put_along_axis(source, slots, tokens, axis=1, inplace=False, mode="drop")
     rows = jnp.take_along_axis(x, source[..., None], axis=1).reshape(batch, count, room, width)
-    counts = jnp.zeros((batch, count * room), shares.dtype)
-    counts = jnp.put_along_axis(counts, slots, shares.reshape(batch, -1), axis=1, inplace=False, mode="drop")
-    counts = counts.reshape(batch, count, room, 1)
+    weights = jnp.zeros((batch, count * room), shares.dtype)
+    weights = jnp.put_along_axis(weights, slots, shares.reshape(batch, -1), axis=1, inplace=False, mode="drop")
+    weights = weights.reshape(batch, count, room, 1)
 
     def project(equation: str, rows: Array, kernel: Array, bias: Array | None) -> Array:
         made = jnp.einsum(equation, rows, kernel)
@@ -199,9 +199,9 @@ def _with_room(
         project("bxce,xef->bxcf", rows, *one)
         for one in ((kernels.gate, kernels.gate_bias), (kernels.up, kernels.up_bias))
     )
-    made = jnp.einsum("bxcf,xfe->bxce", gating(gate, up) * counts, kernels.down)
+    made = jnp.einsum("bxcf,xfe->bxce", gating(gate, up) * weights, kernels.down)
     if kernels.down_bias is not None:
-        made = made + kernels.down_bias[:, None] * counts
+        made = made + kernels.down_bias[:, None] * weights
     made = made.reshape(batch, count * room, width)
     picked = jnp.take_along_axis(made, slots[..., None], axis=1, mode="clip").reshape(*chosen.shape, width)
     return jnp.einsum("bsne,bsn->bse", picked, is_mine.astype(x.dtype))
