@@ -36,9 +36,9 @@ def test_traffic_is_as_predicted(name):
         plan = planned(EVERY[name]).plan
     predicted = sum(sent_bytes(one, plan.mesh) for one in plan.collectives)
     compiled = FOUND[name]["sent"]
-    # Of two layers of 256 features: a v5e's compiler adds up small gradients of experts, or all of a lookup, in other
-    # ways, and a GPU's what every expert makes of every token before it is moved: 0.83, 1.18 and 1.16.
-    others = ("bert, v5e:2x4", "mixtral, v5e:2x4", "mixtral, h100:8")
+    # Of two layers of 256 features: a v5e's compiler adds up all of a lookup in another way, and a GPU's what every
+    # expert makes of every token before it is moved: 1.18 and 1.16.
+    others = ("bert, v5e:2x4", "mixtral, h100:8")
     assert predicted == pytest.approx(compiled, rel=0.2 if name in others else 0.15)
 
 
