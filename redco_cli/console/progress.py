@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import NamedTuple, Self
 
 from rich.console import Console
@@ -48,6 +49,7 @@ class TrainProgress:
         self._total, self._start, self._step = total_steps, start_step, start_step
         self._console, self._clock = console or spoken(), clock
         self._fields: list[_Field] = []
+        self._logged: dict[str, str] = {}
         self._began = clock()
         self._compiling: tuple[str, float] | None = None  # what, and since when
         self._compile_seconds = 0.0
@@ -91,7 +93,8 @@ class TrainProgress:
         self._step = step
         self._marks.append((self._clock() - self._compile_seconds - self._phase_seconds, step))
         fields = [_Field(1, "loss", readable(loss))]
-        fields += [_Field(8, name, readable(value)) for name, value in (extra or {}).items()]
+        shown = {**{name: readable(value) for name, value in (extra or {}).items()}, **self._logged}
+        fields += [_Field(8, name, text) for name, text in shown.items()]
         fields.append(_Field(5, "lr", f"{learning_rate:.1e}"))
         if tokens_per_second is not None:
             fields.append(_Field(4, "", compact(tokens_per_second), "tokens/s"))
@@ -101,6 +104,11 @@ class TrainProgress:
         self._fields = fields
         if not self._live:
             say(self._console, _joined([self._counted(), *fields, *self._time_left()]).plain)
+
+    def logged(self, values: Mapping[str, float]) -> None:
+        """Shows what an outer loop logs, each name with its last value, from the next step on."""
+        for name, value in values.items():
+            self._logged[name] = str(value) if isinstance(value, Integral) else readable(float(value))
 
     def evaluated(self, step: int, values: Mapping[str, float], best: bool) -> None:
         """Says what an evaluation found, on a line of its own that stays."""

@@ -187,7 +187,7 @@ class Run(Protocol):
         ...
 
     def log(self, values: Mapping[str, float]) -> None:
-        """Records values of the outer loop, such as a round's return; `eval.best_metric` may be one of them."""
+        """Records and shows values of the outer loop, such as a return; `eval.best_metric` may be one of them."""
         ...
 
     def reset_optimizer(self) -> None:

@@ -70,6 +70,7 @@ class Evaluations:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Records values of an outer loop, one of which may be the metric that ranks."""
         self._recorder.record(step, "run", values)
+        self._progress.logged(values)
         self.logged |= values
         self._names |= values.keys()
 

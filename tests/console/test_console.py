@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from redco_cli import console
@@ -98,6 +99,22 @@ def test_the_live_line_obeys_no_name_of_a_metric(terminal, clock):
         )
     assert "\x1b]" not in said(terminal)
     assert "a\\x1b]0;b" in said(terminal)
+
+
+def test_what_an_outer_loop_logs_is_seen_from_the_next_step_on(plain, clock):
+    now = {"learning_rate": 1e-3, "examples_per_second": 1.0, "tokens_per_second": None}
+    with console.TrainProgress(3, console=plain, clock=clock) as progress:
+        progress.update(1, 1.0, **now)
+        progress.logged({"return": np.float32(21.5), "round": 1})
+        progress.logged({"round": 2})
+        progress.update(2, 1.0, **now)
+        progress.update(3, 1.0, **now)
+    first, *others = said(plain).splitlines()
+    assert "return" not in first
+    assert [line.partition("  lr")[0] for line in others] == [
+        "step 2/3  loss 1.000  return 21.50  round 2",
+        "step 3/3  loss 1.000  return 21.50  round 2",
+    ]
 
 
 def test_notes_and_warnings_are_one_line_on_stderr(capsys):
