@@ -10,13 +10,18 @@ from pathlib import Path
 _QUOTA, _MEMORY = Path("/sys/fs/cgroup/cpu.max"), Path("/proc/meminfo")
 
 
+def own_cores() -> int:
+    """How many cores this process may run on, which a job's may be fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def processes_at_once(each: int) -> int:
     """How many processes can compute at the same time; at least one.
 
     Args:
         each: bytes of memory that one takes.
     """
-    found = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    found = [own_cores()]
     with contextlib.suppress(OSError, ValueError):  # where there is a limit of a container
         quota, period = _QUOTA.read_text().split()
         found.append(int(quota) // int(period))

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from redco_cli.chips.table import GPU_POOL
+from redco_cli.runtime.cores import own_cores
 
 # What Linux shows of NVIDIA's GPUs (under WSL dxg, on Jetson the last two), and of TPUs before and since they use vfio.
 _DEVICE_FILES = ("/dev/nvidia*", "/dev/dxg", "/dev/nvgpu*", "/dev/nvmap", "/dev/accel*", "/dev/vfio/*")
@@ -41,9 +42,9 @@ def spare_threads() -> None:
     where half of them wait in one collective and half in another that is independent of it (a sum of weights, a gather
     in a loop), none is left to come, and after a minute the process aborts.
     """
-    wanted = _WAITING * _simulated()
-    given = os.environ.get("PJRT_NPROC", "")
-    os.environ["PJRT_NPROC"] = str(max(wanted, int(given) if given.isdecimal() else os.cpu_count() or 1))
+    wanted, given = _WAITING * _simulated(), os.environ.get("PJRT_NPROC", "")
+    if wanted > (int(given) if given.isdecimal() else own_cores()):
+        os.environ["PJRT_NPROC"] = str(wanted)
 
 
 def _simulated() -> int:
@@ -89,16 +90,17 @@ def take_gpu_memory() -> None:
 
 
 def gpus_here() -> list[str]:
-    """What each NVIDIA GPU of this machine is called, as its driver says, of those that this process may use.
+    """What each NVIDIA GPU of this machine is called, as its driver says: `jax.Device.device_kind`.
 
-    That is `jax.Device.device_kind`. Asked without JAX, which would take their memory.
+    As many as CUDA_VISIBLE_DEVICES names; all where they differ, since which these are is not known. Asked without JAX,
+    which would take their memory.
     """
     described = [Path(file).read_text() for file in sorted(glob(_GPUS))]
     names = [match[1].strip() for text in described if (match := re.search(r"^Model:(.*)$", text, re.MULTILINE))]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return (
-        names if visible is None else names[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]
-    )
+    if visible is None or len({*names}) > 1:
+        return names
+    return names[: sum(one.strip() not in ("", "-1") for one in visible.split(","))]
 
 
 def _plugins() -> list[str]:

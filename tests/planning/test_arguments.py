@@ -155,6 +155,7 @@ def test_arguments_are_read_without_jax():
         (["NVIDIA H200"], None, "llama-3.1-8b", {"data": 1, "fsdp": 4, "tensor": 1}, None, 4),
         (["NVIDIA GeForce RTX 4090"], None, "llama-3.1-8b", None, None, 1),
         (["NVIDIA H200", "NVIDIA A100-SXM4-80GB"], None, "llama-3.1-8b", None, None, 1),
+        (["NVIDIA H200", "NVIDIA A100-SXM4-80GB"], "1", "llama-3.1-8b", None, None, 1),
         (["NVIDIA H200"], "-1", "llama-3.1-8b", None, None, 1),
         (["NVIDIA H200"], "", "llama-3.1-8b", None, None, 1),
         ([], None, "llama-3.1-8b", {"data": 2, "fsdp": 2, "tensor": 2}, None, 8),
