@@ -23,7 +23,7 @@ from redco_cli.models.several import MAIN, Models, constant_of, members_of, with
 from redco_cli.plugin.contract import Params
 from redco_cli.plugin.state import Variables
 from redco_cli.recipe.load import LoadedRecipe
-from redco_cli.sharding.tensor_split import tensor_split
+from redco_cli.sharding.tensor_split import summed_by_others, tensor_split
 
 
 def with_adapter(model: Any, loaded: LoadedRecipe) -> tuple[Any, LoadedRecipe]:
@@ -114,7 +114,8 @@ def computed(
     prefix = "" if alone else f"{MAIN}/"
 
     def plain(params: Any, state: Any, step: Any, *others: Any) -> Any:
-        return function(Variables(params, state, step), *others)
+        with summed_by_others(f"{MAIN}/{path}" for path in adapter.adapters):
+            return function(Variables(params, state, step), *others)
 
     adapters = {f"{prefix}{path}": how for path, how in adapter.adapters.items()}
     splits = {f"{prefix}{path}": split for path in adapter.adapters if (split := tensor_split(f"{MAIN}/{path}"))}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -68,22 +68,25 @@ class TensorSplit:
         cut = jnp.moveaxis(blocks, 0, dim)
         return cut.reshape(*cut.shape[:dim], -1, *cut.shape[dim + 2 :])
 
-    def repeated(self, x: Array) -> Array:
-        """The array once for each device: [n, ...]. Gradients of all of them are summed at once."""
-        return self.on_devices(jnp.broadcast_to(x, (self.ways, *x.shape)))
+    def repeated(self, x: Array, at: int = 0) -> Array:
+        """The array once for each device: [n, ...], or n `at` another dim. Gradients of all are summed at once."""
+        shape = (*x.shape[:at], self.ways, *x.shape[at:])
+        return self.on_devices(jnp.broadcast_to(jnp.expand_dims(x, at), shape), at)
 
-    def summed(self, parts: Array) -> Array:
+    def summed(self, parts: Array, at: int = 0) -> Array:
         """The sum of [n, ...] over the devices, in the type of the parts as a product's own all-reduce is."""
-        return jax.lax.reduce_sum(self.on_devices(parts), (0,))
+        return jax.lax.reduce_sum(self.on_devices(parts, at), (at,))
 
-    def on_devices(self, parts: Array) -> Array:
-        """The same, each element of the leading dim on its device; so is its gradient."""
-        spec = PartitionSpec(TENSOR, *[PartitionSpec.UNCONSTRAINED] * (parts.ndim - 1))
-        return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, spec))
+    def on_devices(self, parts: Array, at: int = 0) -> Array:
+        """The same, each element of one dim on its device; so is its gradient."""
+        spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * parts.ndim
+        spec[at] = TENSOR
+        return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, PartitionSpec(*spec)))
 
 
 _NOTHING: Mapping[str, TensorSplit] = MappingProxyType({})
 _SPLITS: ContextVar[Mapping[str, TensorSplit]] = ContextVar("tensor_splits", default=_NOTHING)
+_SUMMED_BY_OTHERS: ContextVar[tuple[str, ...]] = ContextVar("summed_by_others", default=())
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
@@ -112,6 +115,38 @@ def tensor_split(path: str) -> TensorSplit | None:
         path: of the parameter in the plan.
     """
     return _SPLITS.get().get(path)
+
+
+@contextlib.contextmanager
+def summed_by_others(paths: Iterable[str]) -> Iterator[None]:
+    """What is traced in this context leaves products with these parameters to who has said so, such as an adapter."""
+    token = _SUMMED_BY_OTHERS.set(tuple(paths))
+    try:
+        yield
+    finally:
+        _SUMMED_BY_OTHERS.reset(token)
+
+
+def sums_itself(ending: str) -> bool:
+    """Whether a module is free to add up the partial sums of its products with a parameter itself.
+
+    Args:
+        ending: of the parameter's path, which a module knows from itself on.
+    """
+    return not any(_ends(path, ending) for path in _SUMMED_BY_OTHERS.get())
+
+
+def splits_ending(ending: str) -> list[TensorSplit]:
+    """The splits over `tensor` of parameters whose path ends so, in what is traced now.
+
+    Args:
+        ending: of the path in the plan.
+    """
+    return [split for path, split in _SPLITS.get().items() if _ends(path, ending)]
+
+
+def _ends(path: str, ending: str) -> bool:
+    return path == ending or path.endswith(f"/{ending}")
 
 
 def current_mesh() -> Mesh | None:

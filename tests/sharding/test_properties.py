@@ -81,8 +81,9 @@ def test_every_plan_is_valid(sketch):
 
 def check_pairs(sketch, plan):
     used = {row.path: entries(row.gathered, len(row.shape)) for row in plan.rows}
+    alone = {row.path for row in plan.rows if row.reason.endswith("by rows alone, its results are summed")}
     for pair in sketch.pairs():
-        assert len({"tensor" in used[path][dim] for path, dim in pair.items()}) == 1, pair
+        assert len({"tensor" in used[path][dim] for path, dim in pair.items() if path not in alone}) <= 1, pair
 
 
 @quickly

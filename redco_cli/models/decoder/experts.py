@@ -10,7 +10,12 @@ any distribution on TPU, and elsewhere takes X copies of the tokens.
 What an expert makes of a token is weighted before the last projection: then nobody needs the result of that for the
 gradient of the shares, and the backward pass does not compute it again.
 
-Shapes: B batch, S sequence, E hidden size, X experts, N experts per token, C tokens an expert has room for, F width.
+Where F is split over `tensor`, each device has a part of what every expert makes of a token. A compiler sums the parts
+as they come out of the product, of each expert's room: of two among eight experts with room for twice their share four
+rows for a token, and as many in the backward pass. Here a device adds up what it has for each token first.
+
+Shapes: B batch, S sequence, E hidden size, X experts, N experts per token, C tokens an expert has room for, F width,
+T devices along `tensor`.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -30,10 +35,15 @@ import jax.numpy as jnp
 
 from redco_cli.models.decoder.config import DecoderConfig, ExpertsConfig
 from redco_cli.models.decoder.layers import ACTIVATIONS, Dense, Mlp
-from redco_cli.sharding.program.marks import usually
+from redco_cli.sharding.program.marks import summed_as, usually
+from redco_cli.sharding.tensor_split import TensorSplit, splits_ending, sums_itself
 
 Array = Any
 Gating = Callable[[Array, Array], Array]
+LATER: Literal["later"] = "later"
+Summing = TensorSplit | Literal["later"] | None
+"""How parts of sums over F are added up: by the split of F, where that is known; `LATER` in what is read to find one;
+None where it is not for the experts to do."""
 _CLAMPED_SLOPE = 1.702
 _ROOM = (2.0, 6.0)
 """Even shares that an expert has room for, in the usual case and before it computes all tokens."""
@@ -98,11 +108,21 @@ class Experts(nn.Module):  # type: ignore[misc]
             own[f"{name}_bias"] = bias.astype(self.dtype)
         logits = Dense(experts.count, experts.biases, self.dtype, c.initializer_range, name="router")(x)
         shares, chosen = routing(logits, experts)
-        mixed = mix(x, Kernels(**own), shares.astype(self.dtype), chosen, _gating(c, experts))
+        mixed = mix(x, Kernels(**own), shares.astype(self.dtype), chosen, _gating(c, experts), self._summing())
         if experts.shared_width:
             share = jax.nn.sigmoid(Dense(1, False, self.dtype, c.initializer_range, name="shared_router")(x))
             mixed = mixed + share * Mlp(c, experts.shared_width, self.dtype, name="shared")(x)
         return mixed
+
+    def _summing(self) -> Summing:
+        """How parts of sums over F are added up where these parameters are."""
+        endings = {name: "/".join((*self.path, name)) for name in ("gate", "up", "down")}
+        if not all(map(sums_itself, endings.values())):
+            return None
+        # The layers of a decoder are stacked.
+        found = {name: [split.layer() for split in splits_ending(ending)] for name, ending in endings.items()}
+        dims = {name: {split.dim for split in splits} for name, splits in found.items()}
+        return found["down"][0] if dims == {"gate": {2}, "up": {2}, "down": {1}} else LATER
 
 
 def _gating(config: DecoderConfig, experts: ExpertsConfig) -> Gating:
@@ -134,7 +154,7 @@ def routing(logits: Array, experts: ExpertsConfig) -> tuple[Array, Array]:
     return shares, chosen
 
 
-def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, gating: Gating) -> Array:
+def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, gating: Gating, summing: Summing = None) -> Array:
     """The sum of what its experts make of each token, weighted.
 
     Args:
@@ -143,6 +163,7 @@ def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, gating: Gating
         shares: of each token's experts [B, S, N], in the type of `x`.
         chosen: their indices [B, S, N].
         gating: what becomes of an expert's `gate` and `up`.
+        summing: how parts of sums over F are added up.
 
     Returns:
         [B, S, E]. The backward pass computes what is inside the experts again.
@@ -157,7 +178,8 @@ def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, gating: Gating
     took = jnp.put_along_axis(took, chosen, 1, axis=-1, inplace=False)
     turns = jnp.cumsum(took, axis=1)  # how many tokens of the row an expert has got
     place = jnp.take_along_axis(turns, chosen, axis=-1) - 1
-    steps = [partial(_with_room, gating=gating, first=a, room=b - a) for a, b in itertools.pairwise([0, *rooms])]
+    within = partial(_with_room, gating=gating, summing=summing)
+    steps = [partial(within, first=a, room=b - a) for a, b in itertools.pairwise([0, *rooms])]
     rest = partial(_all_by_all, gating=gating, first=min(rooms, default=0))
     way = usually(sum((turns[:, -1].max() > room).astype(jnp.int32) for room in rooms), 0) if rooms else 0
 
@@ -176,7 +198,16 @@ def _nothing(x: Array, *_: Any) -> Array:
 
 
 def _with_room(
-    x: Array, kernels: Kernels, shares: Array, chosen: Array, place: Array, *, gating: Gating, first: int, room: int
+    x: Array,
+    kernels: Kernels,
+    shares: Array,
+    chosen: Array,
+    place: Array,
+    *,
+    gating: Gating,
+    summing: Summing,
+    first: int,
+    room: int,
 ) -> Array:
     """Every expert computes `room` tokens of a row, from the one on that is its `first`; see `place` [B, S, N]."""
     batch, length, width = x.shape
@@ -186,25 +217,43 @@ def _with_room(
     tokens = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[:, None], chosen.shape[1:]).reshape(1, -1)
     source = jnp.zeros((batch, count * room), jnp.int32)
     source = jnp.put_along_axis(source, slots, tokens, axis=1, inplace=False, mode="drop")
-    rows = jnp.take_along_axis(x, source[..., None], axis=1).reshape(batch, count, room, width)
     weights = jnp.zeros((batch, count * room), shares.dtype)
     weights = jnp.put_along_axis(weights, slots, shares.reshape(batch, -1), axis=1, inplace=False, mode="drop")
     weights = weights.reshape(batch, count, room, 1)
 
-    def project(equation: str, rows: Array, kernel: Array, bias: Array | None) -> Array:
-        made = jnp.einsum(equation, rows, kernel)
-        return made if bias is None else made + bias[:, None]
+    def made(x: Array, weights: Array, kernels: Kernels) -> Array:
+        def project(equation: str, rows: Array, kernel: Array, bias: Array | None) -> Array:
+            made = jnp.einsum(equation, rows, kernel)
+            return made if bias is None else made + bias[:, None]
 
-    gate, up = (
-        project("bxce,xef->bxcf", rows, *one)
-        for one in ((kernels.gate, kernels.gate_bias), (kernels.up, kernels.up_bias))
-    )
-    made = jnp.einsum("bxcf,xfe->bxce", gating(gate, up) * weights, kernels.down)
-    if kernels.down_bias is not None:
-        made = made + kernels.down_bias[:, None] * weights
-    made = made.reshape(batch, count * room, width)
-    picked = jnp.take_along_axis(made, slots[..., None], axis=1, mode="clip").reshape(*chosen.shape, width)
-    return jnp.einsum("bsne,bsn->bse", picked, is_mine.astype(x.dtype))
+        rows = jnp.take_along_axis(x, source[..., None], axis=1).reshape(batch, count, room, width)
+        rows = summed_as(rows, x) if summing == LATER else rows
+        gate, up = (
+            project("bxce,xef->bxcf", rows, *one)
+            for one in ((kernels.gate, kernels.gate_bias), (kernels.up, kernels.up_bias))
+        )
+        made = jnp.einsum("bxcf,xfe->bxce", gating(gate, up) * weights, kernels.down)
+        made = summed_as(made, x) if summing == LATER else made
+        if kernels.down_bias is not None:
+            made = made + kernels.down_bias[:, None] * weights
+        made = made.reshape(batch, count * room, width)
+        picked = jnp.take_along_axis(made, slots[..., None], axis=1, mode="clip").reshape(*chosen.shape, width)
+        return jnp.einsum("bsne,bsn->bse", picked, is_mine.astype(x.dtype))
+
+    if not isinstance(summing, TensorSplit):
+        return made(x, weights, kernels)
+    parts = jax.vmap(made, (1, 1, 0), 1)(summing.repeated(x, 1), summing.repeated(weights, 1), _cut(kernels, summing))
+    return summing.summed(parts, 1)
+
+
+def _cut(kernels: Kernels, split: TensorSplit) -> Kernels:
+    """What each device has of them [T, ...]; a bias of what is summed over devices is the first one's."""
+    gate, up, down, gate_bias, up_bias, down_bias = kernels
+    if gate_bias is not None and up_bias is not None and down_bias is not None:
+        gate_bias, up_bias = split.blocks(gate_bias, 1), split.blocks(up_bias, 1)
+        is_first = jnp.arange(split.ways)[:, None, None] == 0
+        down_bias = split.on_devices(jnp.where(is_first, down_bias, 0))
+    return Kernels(split.blocks(gate, 2), split.blocks(up, 2), split.blocks(down, 1), gate_bias, up_bias, down_bias)
 
 
 def _all_by_all(

@@ -10,6 +10,9 @@ one backward. Both rules are one choice: with
 
 candidates are taken in order of cost / value, skipping one that meets a taken one in any array: an array is split over
 `tensor` once. A candidate is a run of leading factors, (heads) or (kv, group) together, and never reaches into a head.
+
+A weight that no chosen axis splits, such as what follows columns that are cut unevenly, may be split by rows alone: its
+input, whole on every device, is cut there, and its result summed.
 """
 
 from __future__ import annotations
@@ -20,11 +23,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from redco_cli.sharding.axes import Axis, Dim, factors
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.events import PossibleCollective, bytes_moved
-from redco_cli.sharding.program.reading import Reading
+from redco_cli.sharding.program.reading import Parameter, Reading
 
 Chain = tuple[Axis, ...]
 """Leading factors of a dim that are split together, major first."""
+
+_LITTLE = 0.1
+"""Bytes moved for each byte of parameters that is divided: what splitting such an axis costs is not worth a thought."""
+_PER_BYTE = 500
+"""Operations that take as long as moving one byte between neighbours, at least: an A100's 312 TFLOP/s, half of them
+reached, beside 300 GB/s of NVLink. Of an H100 they are twice as many, of a v6e six times."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +142,70 @@ def choose(reading: Reading, tensor: int, batch_ways: int) -> list[Candidate]:
     return _improved(chosen, every, conflicts)
 
 
-def _improved(chosen: list[Candidate], every: Sequence[Candidate], conflicts: _Conflicts) -> list[Candidate]:
-    """Replaces a choice by two or more that it keeps out, where together they divide more at a similar price.
+@dataclass(frozen=True)
+class ByRows:
+    """A weight that is split over `tensor` where it is summed over, and nothing else along with it.
 
-    In a chain of matmuls a·b·c·d, taking the axis in the middle first would leave both ends whole.
+    Attributes:
+        place: the dim.
+        summed: bytes of its results on one device, in a step.
+        gathered: bytes of its inputs, whose gradients come out in parts.
+    """
+
+    place: int
+    summed: int
+    gathered: int
+
+
+def by_rows(
+    parameter: Parameter, chosen: Iterable[Candidate], reading: Reading, sizes: Mapping[str, int]
+) -> ByRows | None:
+    """How to split a weight that is not split otherwise, where that is cheaper than what every device has to do then:
+    gather it, and multiply all of it with the same activations.
+
+    Args:
+        parameter: the weight.
+        chosen: axes that are split.
+        reading: the program.
+        sizes: of the mesh axes.
+    """
+    matmuls, uses = reading.matmuls.get(parameter.path, ()), reading.uses.get(parameter.path, ())
+    places = {_place(parameter, matmul.contracted) for matmul in matmuls}
+    place = places.pop() if len(places) == 1 and len(matmuls) == len(uses) else None
+    tensor, taken = sizes[TENSOR], {axis for one in chosen for axis, ways in one.ways.items() if ways > 1}
+    near = {axis for one in matmuls for dim in (*one.activation, *one.result) for axis in factors(dim)}
+    is_kernel = 1 in parameter.shape  # of a convolution, whose input a compiler would split as far back as it reaches
+    if place is None or is_kernel or parameter.shape[place] % tensor or parameter.indivisible()[place] or near & taken:
+        return None
+    ways = reading.split_batch(sizes[DATA] * sizes[FSDP])
+    layers = math.prod(size for size, layer in zip(parameter.shape, parameter.layers(), strict=True) if layer)
+
+    def elements(dims: Iterable[Dim]) -> int:
+        return math.prod(-(-axis.size // ways.get(axis, 1)) for dim in dims for axis in factors(dim))
+
+    itemsize = max(use.itemsize for use in uses)
+    summed = layers * itemsize * sum(elements(one.result) for one in matmuls)
+    gathered = layers * itemsize * sum(elements(one.activation) for one in matmuls)
+    operations = sum(6 * elements(one.result) * parameter.shape[place] for one in matmuls)
+    # Compilers gather it for the forward pass, and once more for the backward pass.
+    whole = reading.bytes_where_used(parameter) * (2 + reading.is_recomputed(parameter))
+    spared = layers * operations * (tensor - 1) // tensor // _PER_BYTE
+    return ByRows(place, summed, gathered) if 2 * summed + gathered < whole + spared else None
+
+
+def _place(parameter: Parameter, contracted: Iterable[Dim]) -> int | None:
+    """The dim of a weight that is summed over, where it is one."""
+    summed = tuple(axis for dim in contracted for axis in factors(dim))
+    return next((place for place, dim in enumerate(parameter.dims) if dim and dim == summed), None)
+
+
+def _improved(chosen: list[Candidate], every: Sequence[Candidate], conflicts: _Conflicts) -> list[Candidate]:
+    """Replaces a choice by what it keeps out, where that divides more: two or more at a similar price, or at next to
+    none.
+
+    In a chain of matmuls a·b·c·d, taking the axis in the middle first would leave both ends whole. What modulates all
+    layers by a vector of each example is next to free to split, and has most of a model's parameters perhaps: the layer
+    that makes the vector's input must not stand in its way.
     """
     for taken in list(chosen):
         rest = [candidate for candidate in chosen if candidate is not taken]
@@ -146,7 +216,8 @@ def _improved(chosen: list[Candidate], every: Sequence[Candidate], conflicts: _C
                 instead.append(candidate)
         instead = [candidate for candidate in instead if id(candidate) not in occupied]
         value, cost = sum(c.value for c in instead), sum(c.cost for c in instead)
-        if len(instead) > 1 and value > 1.2 * taken.value and cost / value <= 1.1 * taken.ratio:
+        alike = len(instead) > 1 and cost / value <= 1.1 * taken.ratio
+        if value > 1.2 * taken.value and (alike or cost / value <= _LITTLE):
             chosen = rest + instead
     return chosen
 

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.decide.conditionals import is_rematerialised, rematerialised_switch
 from redco_cli.sharding.decide.loops import before_loop, repeats
 from redco_cli.sharding.decide.repeated import Repeated, is_of_each_example, is_view, of_each_example
-from redco_cli.sharding.decide.replicas import is_product, is_spread, product, spread
+from redco_cli.sharding.decide.replicas import is_product, is_spread, product, spread, summed_once, uses
 from redco_cli.sharding.decide.rows import looked_up, moves_rows
-from redco_cli.sharding.decide.sharded import Apart, Sharded
+from redco_cli.sharding.decide.sharded import SMALL, Apart, Sharded
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
@@ -133,7 +134,8 @@ def gathering(
         is_weight = [number < len(given) for number in range(len(closed.jaxpr.invars))]
         if as_it_is and not repeats(closed.jaxpr, is_weight):
             return function(params, *others)
-        stored = [Sharded(leaf, where, there, mesh) for leaf, where, there in zip(given, lives, used, strict=True)]
+        kept = [_used_again(*one, closed.jaxpr, mesh) for one in zip(given, lives, closed.jaxpr.invars, strict=False)]
+        stored = [Sharded(leaf, where, there, mesh) for leaf, where, there in zip(kept, lives, used, strict=True)]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
         rewriting = _Gathering(mesh, reshard_after_forward, examples, casts(closed))
@@ -150,6 +152,14 @@ def values(params: Any) -> Any:
 
 def _is_apart(leaf: Any) -> bool:
     return isinstance(leaf, Apart)
+
+
+def _used_again(leaf: Any, lives: PartitionSpec, x: Any, jaxpr: Any, mesh: Mesh) -> Any:
+    """A parameter; one that a program uses in several places so that replicas add up its gradient once."""
+    if mesh.shape.get(DATA, 1) == 1 or _is_apart(leaf) or leaf.nbytes < SMALL or not jnp.issubdtype(leaf, jnp.floating):
+        return leaf
+    found = list(uses(jaxpr, x))
+    return summed_once(leaf, lives, mesh, min(found, key=lambda one: one.itemsize)) if len(found) > 1 else leaf
 
 
 def _is_spec(leaf: Any) -> bool:

@@ -7,7 +7,8 @@ Every parameter gets the first of these that applies:
    factor such as the three of query, key and value, are split into contiguous blocks, and what is cut is moved.
 3. Keys and values with fewer heads than shards: whole, or split along with the head, whichever moves fewer bytes.
 4. What is left and large, such as tables of positions or a vocabulary that does not divide: a shard of it lives on each
-   device, and the whole is gathered where it is used.
+   device, and the whole is gathered where it is used. Where that costs more than summing what it is multiplied with, a
+   weight is used by rows.
 
 Then the largest free dim that divides goes over `fsdp`: a parameter is gathered over it where it is used.
 """
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from redco_cli.sharding.axes import Dim, factors
-from redco_cli.sharding.decide.choose import Candidate, Chain, leading
+from redco_cli.sharding.decide.choose import ByRows, Candidate, Chain, by_rows, leading
 from redco_cli.sharding.decide.reasons import called, reason_without_tensor, split_reason, whole_reason
 from redco_cli.sharding.decide.rows import are_fewer
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings
@@ -40,11 +41,13 @@ class Layout:
         stored: where it lives.
         gathered: where it is used.
         reason: in the model's terms.
+        by_rows: where it is split over `tensor` and nothing else along with it.
     """
 
     stored: DimShardings
     gathered: DimShardings
     reason: str
+    by_rows: ByRows | None = None
 
     def ways(self, sizes: Mapping[str, int]) -> int:
         """Number of shards that it is stored in."""
@@ -66,7 +69,8 @@ def lay_out(
     layouts = [given.get(p.path) or _over_tensor(p, reading, chosen, sizes) for p in parameters]
     decided = [parameter.path in given for parameter in parameters]
     whole = [any(_routes(parameter, dim, reading) for dim in parameter.dims) for parameter in parameters]
-    layouts = _left_over(reading, layouts, list(map(any, zip(decided, whole, strict=True))), sizes[TENSOR])
+    alone = [by_rows(parameter, chosen, reading, sizes) for parameter in parameters]
+    layouts = _left_over(reading, layouts, list(map(any, zip(decided, whole, strict=True))), sizes[TENSOR], alone)
     return [
         layout if done else _over_fsdp(parameter, layout, reading, sizes)
         for parameter, layout, done in zip(parameters, layouts, decided, strict=True)
@@ -180,7 +184,13 @@ def _tokens(taken: Sequence[Dim], summed: Sequence[Dim], reading: Reading, sizes
     return max(1, math.prod(axis.size for axis in axes) // split)
 
 
-def _left_over(reading: Reading, layouts: Sequence[Layout], decided: Sequence[bool], tensor: int) -> list[Layout]:
+def _left_over(
+    reading: Reading,
+    layouts: Sequence[Layout],
+    decided: Sequence[bool],
+    tensor: int,
+    alone: Sequence[ByRows | None],
+) -> list[Layout]:
     """Stores shards of what would be whole on every device, largest first, until little enough is."""
     result, parameters = list(layouts), reading.parameters
     if tensor == 1:
@@ -201,8 +211,11 @@ def _left_over(reading: Reading, layouts: Sequence[Layout], decided: Sequence[bo
             if decided[i] or not places or parameter.is_vector or (per_layer < SMALL and enough):
                 continue
             left -= size
-            place = max(places, key=lambda p: parameter.shape[p])
-            result[i] = _stored(parameter, layouts[i], place, reading)
+            result[i] = _stored(parameter, layouts[i], max(places, key=lambda p: parameter.shape[p]), reading)
+            rows = alone[i]
+            if rows is not None and not any(TENSOR in dim for dim in result[i].gathered):
+                split = _with(layouts[i].stored, rows.place, TENSOR)
+                result[i] = Layout(split, split, f"{layouts[i].reason}; by rows alone, its results are summed", rows)
     return result
 
 

@@ -10,26 +10,27 @@ passes finds that it could have been scattered. Here it is said. For a batch ove
     all-reduce             [../F]                over `data`, the slowest links: of a shard
 
 which is hybrid sharding (arXiv 2304.11277, section 3.2.2). The last line is a sum like any other: micro-batches add up
-their parts of each replica, and it is done once in a step (`Apart`). Nothing is assumed of the loss: what is apart is
-the gradient of one product, not the examples.
+their parts of each replica, and it is done once in a step (`Apart`); so do the uses of a weight that has several, such
+as a table that is the head, too. Nothing is assumed of the loss: what is apart is the gradient of one product, not the
+examples.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.decide.repeated import Summed
-from redco_cli.sharding.decide.sharded import Sharded, batch_ways, cut, part_spec
+from redco_cli.sharding.decide.sharded import Apart, Sharded, batch_ways, cut, part_spec
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
-from redco_cli.sharding.program.examples import Examples
-from redco_cli.sharding.program.rewrite import bind
+from redco_cli.sharding.program.examples import Examples, programs_of
+from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
 
 
 def has_replicas(places: Any) -> bool:
@@ -68,6 +69,50 @@ def add_up(parts: Any, places: Any) -> Any:
         places: like it, where each sum [...] lives.
     """
     return jax.tree.map(lambda leaf, place: jax.lax.with_sharding_constraint(leaf.sum(-1), place), parts, places)
+
+
+def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Apart:
+    """A weight that a program uses in several places: replicas add up the parts of its gradient once for all of them.
+
+    Args:
+        weight: the array.
+        spec: the mesh axes of its dims.
+        mesh: of several replicas over `data`.
+        dtype: in which the sum over replicas is moved.
+    """
+    lives = part_spec(spec, weight.ndim)
+
+    def value(weight: Any) -> Apart:
+        parts = jnp.zeros((*weight.shape, mesh.shape[DATA]), weight.dtype)
+        return Apart(weight, jax.lax.with_sharding_constraint(parts, NamedSharding(mesh, lives)), takes_sums=True)
+
+    def backward(_: None, given: Apart) -> tuple[Any]:
+        parts = jax.lax.with_sharding_constraint(given.parts.astype(dtype), NamedSharding(mesh, lives))
+        summed = jax.lax.with_sharding_constraint(jax.lax.reduce_sum(parts, (weight.ndim,)), NamedSharding(mesh, spec))
+        return (given.value + summed.astype(weight.dtype),)
+
+    apart = jax.custom_vjp(value)
+    apart.defvjp(lambda weight: (value(weight), None), backward)
+    return apart(weight)
+
+
+def uses(jaxpr: Any, x: Any) -> Iterator[Any]:
+    """The types in which a program uses an array, once for each place, seen in another way perhaps; a loop is one.
+
+    Args:
+        jaxpr: the program.
+        x: one of its variables.
+    """
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        for place in (place for place, atom in enumerate(equation.invars) if atom is x):
+            if name in VIEWS:
+                yield from uses(jaxpr, equation.outvars[0])
+            elif name in INLINED | REMATERIALISED:
+                (inner,) = programs_of(equation.params)
+                yield from uses(inner, inner.invars[place])
+            else:
+                yield x.aval.dtype
 
 
 def is_spread(equation: Any, operands: Sequence[Any]) -> bool:

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from redco_cli.sharding.decide.sharded import Apart, Sharded, cut, part_spec
+from redco_cli.sharding.decide.sharded import Sharded, cut, part_spec
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.lookups import lookup
@@ -111,7 +112,9 @@ def looked_up(equation: Any, table: Sharded, ids: Any, dtype: Any) -> Any:
         ids = constrained(ids, PartitionSpec(DATA))
         parts = jax.vmap(part, (0, found.ids), -1)(cut(ids, 0, ways), cut(gradient, found.ids, ways))
         parts = constrained(parts, part_spec(table.spec, parts.ndim - 1)).astype(table.value.dtype)
-        return (Apart(None, parts) if table.is_apart else constrained(parts.sum(-1), table.spec)), None
+        if table.is_apart:
+            return replace(table.arrays, value=None, parts=parts), None
+        return constrained(parts.sum(-1), table.spec), None
 
     def part(ids: Any, gradient: Any) -> Any:
         """Added up in float32, as a row may have many gradients."""

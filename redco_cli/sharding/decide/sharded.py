@@ -7,7 +7,7 @@ pass scatters its gradient back, a reduce-scatter.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from redco_cli.sharding.decide.torus import scatter_sum
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims, as_spec
 from redco_cli.sharding.program.rewrite import bind
 
-_SMALL = 2**20
+SMALL = 2**20
 """Bytes of a gradient that are not worth three transfers: some twenty microseconds of a fast link."""
 
 
@@ -32,10 +32,12 @@ class Apart:
         value: the parameter [...].
         parts: zeros [..., D] for D replicas, as if each added its own to the value: what `jax.grad` finds for them are
             the parts of the gradient.
+        takes_sums: whether the value has a gradient, too: what is added up already.
     """
 
     value: Any
     parts: Any
+    takes_sums: bool = field(default=False, metadata={"static": True})
 
 
 def part_spec(spec: PartitionSpec, ndim: int) -> PartitionSpec:
@@ -101,7 +103,9 @@ class Sharded:
         def backward(_: None, gradient: Any) -> tuple[Any]:
             for spec in (self.gathered, *self._halfway(), self.spec):  # the first keeps it out of the product before
                 gradient = jax.lax.with_sharding_constraint(gradient, NamedSharding(self.mesh, spec))
-            return (Apart(None, self._of_first(gradient)) if self.is_apart else gradient,)
+            if self.is_apart and self.arrays.takes_sums:
+                return (replace(self.arrays, value=gradient, parts=None),)
+            return (replace(self.arrays, value=None, parts=self._of_first(gradient)) if self.is_apart else gradient,)
 
         gather = jax.custom_vjp(value)
         gather.defvjp(forward, backward)
@@ -115,7 +119,7 @@ class Sharded:
         takes the way of one sum: three transfers take longer than the bytes that they save.
         """
         replicas, ways = self.mesh.shape.get(DATA, 1), self.mesh.shape.get(FSDP, 1)
-        if replicas == 1 or self.value.nbytes < _SMALL:
+        if replicas == 1 or self.value.nbytes < SMALL:
             return ()
         for dim, shards in enumerate(as_dims(self.spec)):
             if shards == (FSDP,) and self.value.shape[dim] % (replicas * ways) == 0:
@@ -149,7 +153,7 @@ class Sharded:
             add_up, mesh=self.mesh, in_specs=PartitionSpec(BATCH_AXES, *self.gathered), out_specs=lives, check_vma=False
         )(parts)
         if self.is_apart:
-            return Apart(None, self._parts(summed, self.spec))
+            return replace(self.arrays, value=None, parts=self._parts(summed, self.spec))
         return jax.lax.with_sharding_constraint(summed, NamedSharding(self.mesh, self.spec))
 
     def _parts(self, parts: Any, spec: PartitionSpec) -> Any:

@@ -17,6 +17,7 @@ from redco_cli.sharding.program.reading import Parameter, Reading
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
 AGAIN = "parameters, where layers are recomputed"
 ROWS = "rows that are looked up"
+SUMMED, CUT = "partial sums of a matmul", "a matmul's input"
 PER_PASS = (PARAMETERS, AGAIN, GRADIENTS)
 """What is moved in every pass, whatever the size of its batch."""
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
@@ -58,6 +59,9 @@ def predict_collectives(
         if parameter.path not in frozen:
             is_summed = bool(parameter.axes & beside) and TENSOR not in _axes(layout.gathered)
             found += _gradient(whole, layout, used, sizes, is_summed=is_summed)
+        if layout.by_rows is not None:
+            found += [((ALL_REDUCE, TENSOR, SUMMED), layout.by_rows.summed)]
+            found += [((ALL_GATHER, TENSOR, f"gradient of {CUT}"), layout.by_rows.gathered)]
         for key, size in found:
             moved[key].append(size)
     return tuple(
@@ -176,5 +180,5 @@ def _cut_axes(reading: Reading, chosen: Sequence[Candidate], layouts: Sequence[L
         dim[0]
         for parameter, layout in zip(reading.parameters, layouts, strict=True)
         for dim, used in zip(parameter.dims, layout.gathered, strict=True)
-        if TENSOR in used and dim and dim[0] not in taken
+        if TENSOR in used and dim and dim[0] not in taken and layout.by_rows is None
     }

@@ -47,19 +47,21 @@ def _slices(walk: Walk, x: Value, aval: Any, place: int, sizes: Sequence[int]) -
 def _slice(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     x, aval, shape = operands[0], equation.invars[0].aval, equation.outvars[0].aval.shape
     padding = equation.params.get("padding_config", ((0, 0, 0),) * len(shape))
-    starts = equation.params.get("start_indices")
-    aligned = starts is not None and equation.params["strides"] is None
+    starts, strides = equation.params.get("start_indices"), equation.params.get("strides")
+    aligned = starts is not None and strides is None
     dims = list(x.dims)
     for i, (old, new) in enumerate(zip(aval.shape, shape, strict=True)):
         if old == new and not any(padding[i]):
             continue
         if new == 1 and not x.from_batch:
             mark_layer(x.dims[i])
-        parts = None
+        parts, cut = None, 0
         if aligned and 0 < new < old and old % new == 0 and starts[i] % new == 0:
             parts = split(x.dims[i], [old // new, new])
-        walk.needs_whole([x.dims[i] if parts is None else parts[0]], x, aval, "array that is cut into parts")
-        dims[i] = fresh(new) if parts is None else parts[1]
+        elif strides is not None and new * strides[i] == old and starts[i] < strides[i]:
+            parts, cut = split(x.dims[i], [new, strides[i]]), 1  # every second one of [d·2] is [d, 2] at an index
+        walk.needs_whole([x.dims[i] if parts is None else parts[cut]], x, aval, "array that is cut into parts")
+        dims[i] = fresh(new) if parts is None else parts[1 - cut]
     chosen = any(index.from_batch for index in operands[1:])
     return [viewed(x, dims)._replace(from_batch=x.from_batch or chosen)]
 

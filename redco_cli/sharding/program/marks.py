@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from redco_cli.sharding.axes import factors
 from redco_cli.sharding.program import primitives  # noqa: F401  which has a rule for all names, before the one here
 from redco_cli.sharding.program.events import Value
-from redco_cli.sharding.program.walk import Walk, rule, viewed
+from redco_cli.sharding.program.walk import Walk, call, rule, viewed
 
 _WHOLE = "redco: whole dim "
 _USUALLY = "redco: usually "
@@ -47,10 +48,45 @@ def usually(index: Any, branch: int) -> Any:
     return checkpoint_name(index, f"{_USUALLY}{branch}")
 
 
+def summed_as(x: Any, y: Any) -> Any:
+    """The same array `x`, marked: partial sums of it, and of its gradient, are moved as large as `y`.
+
+    A program says so of what it sums over devices by itself: what it makes of `x` before is linear, and has the shape
+    of `y` in the end.
+
+    >>> import jax.numpy as jnp
+    >>> from redco_cli.sharding.program.reading import read
+    >>> params = {"a": jnp.zeros((8, 16)), "b": jnp.zeros((16, 8))}
+    >>> def loss(params, batch):
+    ...     rows = summed_as(batch["x"][batch["at"]], batch["x"])
+    ...     return summed_as(jnp.tanh(rows @ params["a"]) @ params["b"], batch["x"]).sum()
+    >>> batch = {"x": jnp.zeros((4, 8)), "at": jnp.zeros(32, int)}
+    >>> [[axis.size for dim in one.moved for axis in dim] for one in read(loss, params, batch).collectives][0]
+    [4, 8]
+    """
+    marked: Any = jax.jit(_summed_as)(x, y)
+    return marked
+
+
+def _summed_as(x: Any, y: Any) -> Any:
+    return x
+
+
+_SUMMED_AS = _summed_as.__name__
+
+
 def usual_branch(equation: Any) -> int | None:
     """The branch that an equation marks as the usual one; None for any other equation."""
     name = equation.params.get("name") if equation.primitive.name == "name" else None
     return int(name.removeprefix(_USUALLY)) if name and name.startswith(_USUALLY) else None
+
+
+@rule("jit", "pjit")
+def _jit(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    if equation.params["name"] == _SUMMED_AS:
+        summed, like = operands
+        walk.moved_as.append((summed.dims, like.dims))
+    return call(walk, equation, operands)
 
 
 @rule("name")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -189,7 +189,7 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         batch_dims,
         input_axes,
         _within_heads(parameters, heads, compared),
-        tuple(walk.collectives),
+        tuple(_as_moved(walk)),
         frozenset(_axes(dims) for dims in (*walk.arrays, *(parameter.dims for parameter in parameters))),
         frozenset(heads),
         _by_path(walk.matmuls),
@@ -204,6 +204,13 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         _routes(walk) & owned,
         tuple(sorted(walk.unknown.items())),
     )
+
+
+def _as_moved(walk: Walk) -> Iterator[PossibleCollective]:
+    """What may have to move, where the program says as what."""
+    instead = {_axes(summed): dims for summed, dims in walk.moved_as}
+    for one in walk.collectives:
+        yield replace(one, moved=instead.get(_axes(one.moved), one.moved))
 
 
 def _followers(others: Any, params: Any, known: Sequence[Value]) -> list[Value]:

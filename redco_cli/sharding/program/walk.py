@@ -59,6 +59,7 @@ class Walk:
         ranked: dims along which the largest elements are picked.
         devices: inside a `shard_map`, mesh axis to the dim along it.
         by_hand: factors of weights that a `shard_map` splits.
+        moved_as: arrays whose sums are moved as another is, by the dims of both; see `marks.summed_as`.
         casts: in what other precision rows are used that are looked up, by their variable.
         shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
         recomputes: inside what the backward pass computes once more.
@@ -82,6 +83,7 @@ class Walk:
         self.ranked: list[Dim] = []
         self.devices: dict[str, Dim] = {}
         self.by_hand: list[Dim] = []
+        self.moved_as: list[tuple[tuple[Dim, ...], tuple[Dim, ...]]] = []
         self.recomputes = False
         self.unknown: Counter[str] = Counter()
         self._times = 1
@@ -183,7 +185,8 @@ def unify_values(first: Value, second: Value) -> Value:
     "jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint", "custom_jvp_call",
     "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "custom_vmap_call", "composite",
 )  # fmt: skip
-def _call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+def call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    """The rule of what only holds a program."""
     inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params)
     outside = walk.recomputes
     walk.recomputes = outside or equation.primitive.name in _RECOMPUTED

@@ -95,6 +95,45 @@ def test_whatever_is_done_with_a_parameter_that_has_replicas(name):
     approximately(found, right, 2e-2 if "precision" in name else 2e-6)
 
 
+AGAIN = {
+    "twice": FUNCTIONS["twice"],
+    "looked up, and multiplied": lambda w, x: layer(w[jnp.abs(x[:, :3] * 40).astype(int) % 16].sum(1), w.T),
+    "in a remat, and outside": lambda w, x: layer(jax.checkpoint(layer)(x, w), w),
+    "in a scan, and outside": lambda w, x: layer(jax.lax.fori_loop(0, 2, lambda _, c: layer(c, w), x), w),
+    "by itself, and in a product": lambda w, x: layer(x, w) + (w * w).sum(),
+    "in another precision the second time": lambda w, x: layer(layer(x, w), w.astype(jnp.bfloat16)).astype(jnp.float32),
+    "returned, too": lambda w, x: (w, layer(x, w)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "twice" else pytest.mark.slow) for name in AGAIN]
+)
+def test_a_parameter_in_several_places(name, monkeypatch):
+    """Small ones are left to the compiler."""
+    monkeypatch.setattr("redco_cli.sharding.decide.gather.SMALL", 0)
+    found, right = on_mesh(AGAIN[name], draw(16, 16), draw(8, 16, seed=1), specs=STORED, gathered=USED, mesh=CUBE)
+    approximately(found, right, 2e-2 if "precision" in name else 2e-6)
+
+
+def tied(table, ids):
+    rows = jnp.tanh(table[ids]).astype(jnp.bfloat16)
+    return jax.nn.logsumexp((rows @ table.T.astype(jnp.bfloat16)).astype(jnp.float32), axis=-1)
+
+
+def test_replicas_add_up_the_gradient_of_a_table_once_for_all_of_its_uses():
+    """And in the precision in which products take it."""
+    mesh, table = {"data": 2, "fsdp": 4, "tensor": 1}, draw(4096, 64)
+    ids = np.random.default_rng(0).integers(0, 4096, (8, 4)).astype(np.int32)
+    devices = device_mesh(mesh)
+    places = NamedSharding(devices, P(None, "fsdp")), NamedSharding(devices, P(("data", "fsdp")))
+    gathers = gathering(tied, P(None, "fsdp"), P(), devices)
+    step = jax.jit(jax.grad(lambda w, ids: gathers(w, ids).sum()), in_shardings=places, out_shardings=places[0])
+    moved = compiled_collectives(step.lower(table, ids).compile(), mesh)
+    over_data = [one.count * one.bytes for one in moved if "data" in one.axes and one.bytes > 2**12]
+    assert over_data == [table.nbytes // 4]  # a CPU adds up bfloat16 in float32
+
+
 @pytest.mark.parametrize("mesh", [CUBE, {"data": 8, "fsdp": 1, "tensor": 1}], ids=["cube", "data"])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in FUNCTIONS]

@@ -326,6 +326,8 @@ _PLAIN: dict[str, dict[str, Table]] = {
     "gated-separate": {"megatron": _GATED},
     "gated-2f": {"megatron": {"ka": (X, X, T), "kc": ROW}, "whole": {"kc": ROW}},
     "gated-interleaved": {"megatron": _GATED},
+    "gated-strided": {"megatron": {"ka": COLUMN, "kb": (T,), "kc": ROW}},
+    "modulated": {"vector": {**_MLP, "mb": COLUMN, "mc": ROW}, "before it": {**_MLP, "ma": COLUMN, "mb": ROW}},
     "attention-flat": {"megatron": _QKVO},
     "attention-general": {"megatron": {"ra|rb|rc": (X, T, X), "rd": (T, X, X)}},
     "attention-h3p": {"megatron": {"ra": COLUMN, "rb": (T,), "rd": ROW}},

@@ -151,6 +151,34 @@ def gated_interleaved() -> Built:
     return stack(block, {"ka": (D, 2 * F), "kc": (F, D)})
 
 
+@small("gated-strided")
+def gated_strided() -> Built:
+    """The same, its columns taken two by two."""
+
+    def block(p: Any, x: Any) -> Any:
+        both = x @ p["ka"] + p["kb"]
+        return (jax.nn.silu(both[..., ::2]) * both[..., 1::2]) @ p["kc"]
+
+    return stack(block, {"ka": (D, 2 * F), "kb": (2 * F,), "kc": (F, D)})
+
+
+@small("modulated")
+def modulated() -> Built:
+    """Each MLP shifted, scaled and gated by what one vector of an example says, as DiT's are."""
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        x = batch["x"]
+        said = jax.nn.silu(jax.nn.silu(x.mean(1) @ params["ma"]) @ params["mb"])
+        for index in range(LAYERS):
+            p = params[f"n{index}"]
+            shift, scale, gate = jnp.split((said @ p["mc"])[:, None], 3, axis=-1)
+            x = x + gate * (jax.nn.gelu((norm(x, 1.0) * (1 + scale) + shift) @ p["wa"]) @ p["wc"])
+        return ((x - batch["y"]) ** 2).mean()
+
+    layer = {"mc": (D, 3 * D), "wa": (D, F), "wc": (F, D)}
+    return loss_fn, {"ma": (D, D), "mb": (D, D), **{f"n{i}": dict(layer) for i in range(LAYERS)}}, regression()
+
+
 @small("attention-flat")
 def attention_flat() -> Built:
     def block(p: Any, x: Any) -> Any:
