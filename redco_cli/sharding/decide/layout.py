@@ -69,8 +69,7 @@ def lay_out(
     layouts = [given.get(p.path) or _over_tensor(p, reading, chosen, sizes) for p in parameters]
     decided = [parameter.path in given for parameter in parameters]
     whole = [any(_routes(parameter, dim, reading) for dim in parameter.dims) for parameter in parameters]
-    alone = [by_rows(parameter, chosen, reading, sizes) for parameter in parameters]
-    layouts = _left_over(reading, layouts, list(map(any, zip(decided, whole, strict=True))), sizes[TENSOR], alone)
+    layouts = _left_over(reading, layouts, list(map(any, zip(decided, whole, strict=True))), chosen, sizes)
     return [
         layout if done else _over_fsdp(parameter, layout, reading, sizes)
         for parameter, layout, done in zip(parameters, layouts, decided, strict=True)
@@ -188,11 +187,11 @@ def _left_over(
     reading: Reading,
     layouts: Sequence[Layout],
     decided: Sequence[bool],
-    tensor: int,
-    alone: Sequence[ByRows | None],
+    chosen: Sequence[Candidate],
+    sizes: Mapping[str, int],
 ) -> list[Layout]:
     """Stores shards of what would be whole on every device, largest first, until little enough is."""
-    result, parameters = list(layouts), reading.parameters
+    result, parameters, tensor = list(layouts), reading.parameters, sizes[TENSOR]
     if tensor == 1:
         return result
     whole = [i for i, layout in enumerate(layouts) if not any(layout.stored)]
@@ -212,7 +211,7 @@ def _left_over(
                 continue
             left -= size
             result[i] = _stored(parameter, layouts[i], max(places, key=lambda p: parameter.shape[p]), reading)
-            rows = alone[i]
+            rows = by_rows(parameter, chosen, reading, sizes)
             if rows is not None and not any(TENSOR in dim for dim in result[i].gathered):
                 split = _with(layouts[i].stored, rows.place, TENSOR)
                 result[i] = Layout(split, split, f"{layouts[i].reason}; by rows alone, its results are summed", rows)

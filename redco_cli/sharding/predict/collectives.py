@@ -17,7 +17,6 @@ from redco_cli.sharding.program.reading import Parameter, Reading
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
 AGAIN = "parameters, where layers are recomputed"
 ROWS = "rows that are looked up"
-SUMMED, CUT = "partial sums of a matmul", "a matmul's input"
 PER_PASS = (PARAMETERS, AGAIN, GRADIENTS)
 """What is moved in every pass, whatever the size of its batch."""
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
@@ -60,8 +59,8 @@ def predict_collectives(
             is_summed = bool(parameter.axes & beside) and TENSOR not in _axes(layout.gathered)
             found += _gradient(whole, layout, used, sizes, is_summed=is_summed)
         if layout.by_rows is not None:
-            found += [((ALL_REDUCE, TENSOR, SUMMED), layout.by_rows.summed)]
-            found += [((ALL_GATHER, TENSOR, f"gradient of {CUT}"), layout.by_rows.gathered)]
+            found += [((ALL_REDUCE, TENSOR, "partial sums of a matmul"), layout.by_rows.summed)]
+            found += [((ALL_GATHER, TENSOR, "gradient of a matmul's input"), layout.by_rows.gathered)]
         for key, size in found:
             moved[key].append(size)
     return tuple(
