@@ -3,6 +3,7 @@
     python tests/bench/seconds.py              the table of errors of README.md, by the programs that are kept
     python tests/bench/seconds.py --plan       by the plans of the same steps, which need no compiler
     python tests/bench/seconds.py 26 40        other rows
+    python tests/bench/seconds.py --unseen     those that nothing was fitted on or chosen for
 
 The steps are in tests/chips/steps.py, with what is kept of each; `python -m tests.chips.steps` compiles them anew.
 """
@@ -25,7 +26,7 @@ if __name__ == "__main__":
 from redco_cli.chips.speeds import peak
 from redco_cli.planning.targets.seconds import StepTime, step_time
 from redco_cli.sharding.compiled.events import from_json
-from tests.chips.steps import FITTED, JUDGED, STEPS, kept
+from tests.chips.steps import FITTED, JUDGED, STEPS, UNSEEN, kept
 
 _MODELS = {
     "llama-3.1-8b": "Llama-3.1-8B",
@@ -34,6 +35,7 @@ _MODELS = {
     "llama-2-7b": "Llama-2-7B",
 }
 _CONFIGS = {"12": "Llama-3.1-405B", "14": "Gemma-3-12B", "15": "Gemma-3-12B", "25": "32B"}
+_UNSEEN = {"Mistral": "Mistral-7B", "Mixtral": "Mixtral-8x7B", "23 of 16B": "16B", "23 of 32B": "32B"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def lines(names: Sequence[str], *, by_plan: bool = False) -> Iterator[str]:
     rows = [compared(name, by_plan=by_plan) for name in names]
     for row in rows:
         step, found = STEPS[row.name], row.found
-        model = _MODELS.get(step.model) or _CONFIGS[row.name.split()[0]]
+        model = _MODELS.get(step.model) or _UNSEEN.get(row.name) or _CONFIGS[row.name.split()[0]]
         note = " \\*" if row.name in FITTED else ""
         between = f"{found.low:.2f} to {found.high:.2f}"
         mfu = " | ".join(f"{one:.1%}" for one in row.mfu)
@@ -99,11 +101,12 @@ def lines(names: Sequence[str], *, by_plan: bool = False) -> Iterator[str]:
         yield f"| {row.name}{note} | {model} | {step.target.replace('*', ' x ')} | {times} | {mfu} |"
     yield ""
     judged = [row for row in rows if row.name in JUDGED]
-    if len(judged) > 1:
-        errors = [abs(row.ratio - 1) for row in judged]
+    if len(rows) > 1:
+        errors = [abs(row.ratio - 1) for row in judged or rows]
+        which = f"the {len(judged)} rows that are judged" if judged else f"these {len(rows)} rows"
         yield (
-            f"Of the {len(judged)} rows that are judged: median error {statistics.median(errors):.1%}, largest "
-            f"{max(errors):.1%}, rank correlation of MFU {rank_correlation([row.mfu for row in judged]):.2f}."
+            f"Of {which}: median error {statistics.median(errors):.1%}, largest "
+            f"{max(errors):.1%}, rank correlation of MFU {rank_correlation([row.mfu for row in judged or rows]):.2f}."
         )
     ratios = [row.ratio for row in judged or rows]
     middle = statistics.median(ratios)
@@ -114,7 +117,8 @@ def lines(names: Sequence[str], *, by_plan: bool = False) -> Iterator[str]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--plan", action="store_true")
+    parser.add_argument("--unseen", action="store_true")
     parser.add_argument("rows", nargs="*", help="default: those that are judged")
     given = parser.parse_args()
-    for line in lines(given.rows or JUDGED, by_plan=given.plan):
+    for line in lines(given.rows or (UNSEEN if given.unseen else JUDGED), by_plan=given.plan):
         print(line, flush=True)

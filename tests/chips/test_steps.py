@@ -1,6 +1,7 @@
 """Predicted step times beside published ones: the bounds that they keep, and the table of them in README.md."""
 
 import json
+import re
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.seconds import compared, lines, rank_correlation
-from tests.chips.steps import FITTED, JUDGED, STEPS, fingerprint, foreseen, kept
+from tests.chips.steps import FITTED, JUDGED, STEPS, UNSEEN, fingerprint, foreseen, kept
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 QUICK = ("26", "1")
@@ -39,8 +40,9 @@ def test_the_plan_is_the_one_that_is_kept(name):
     assert {key: KEPT[name][key] for key in found} == found, said
 
 
-def test_errors_are_within_their_bounds():
-    rows = [compared(name) for name in JUDGED]
+@pytest.mark.parametrize("names", [JUDGED, UNSEEN], ids=["judged", "unseen"])
+def test_errors_are_within_their_bounds(names):
+    rows = [compared(name) for name in names]
     errors = [abs(row.ratio - 1) for row in rows]
     assert statistics.median(errors) <= 0.10
     assert max(errors) <= 0.25
@@ -60,3 +62,10 @@ def test_published_times_of_fitted_chips_are_mostly_within_the_range():
 def test_the_table_of_the_readme_is_this_one():
     table = [line for line in lines(JUDGED) if not line.startswith("=>")]
     assert "\n".join(table).strip() in README.read_text(), "copy what python tests/bench/seconds.py prints"
+
+
+def test_the_readme_says_how_far_off_unseen_steps_are():
+    *_, said, _ = lines(UNSEEN)
+    figures = re.findall(r"[\d.]+%|0\.\d+", said)
+    (sentence,) = re.findall(r"Of \d+ more steps.*--unseen", README.read_text())
+    assert figures == re.findall(r"[\d.]+%|0\.\d+", sentence), "copy what python tests/bench/seconds.py --unseen prints"
