@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -129,7 +129,7 @@ class Planner:
         slow = sum(sent[i] for i, one in enumerate(moved) if _spans_hosts(one.axis, plan.mesh, per_host))
         fast = sum(sent) - slow
         traced = self._program(plan.mesh[DATA] * plan.mesh[FSDP]).products
-        products = Products(*(int(scale * number) for number in astuple(traced)))
+        products = traced * scale
         seconds = products.flops / (self._devices.count * self._devices.flops(self.workload.dtype))
         seconds += update.flops / self._devices.flops("float32")
         if memory.on_host and self._devices.host_link is not None:

@@ -20,8 +20,6 @@ from redco_cli.sharding.program.flops import Products
 ATTENTION_BACKWARD = {"gpu": 2.5, "tpu": 3.5, "cpu": 2.5}
 """Of flash attention: five products in the backward pass for two in the forward one; the two kernels of TPUs have seven
 between them."""
-HEAD = 128
-"""Dims of a head, which a plan does not know: those of most large models."""
 TOUCHED = {"gpu": 7.7, "tpu": 4.3, "cpu": 7.7}
 TOUCHED_BY_TENSOR = 2.5
 """Bytes that elementwise operations read and write in a step for each byte that products write in a forward pass; and
@@ -57,9 +55,9 @@ def planned_events(option: Option, products: Products, passes: float, target: Ta
     if done.attention:
         once = min(products.attention, done.attention)
         pulled = int(ATTENTION_BACKWARD[target.chip.platform] * products.attention)
-        forward.append(Work("attention", once // count, dtype, 0, width=HEAD))
-        backward.append(Work("attention", (done.attention - once) // count, dtype, 0, width=HEAD))
-        backward.append(Work("attention backward", pulled // count, dtype, 0, width=HEAD))
+        forward.append(Work("attention", once // count, dtype, 0, width=products.width))
+        backward.append(Work("attention", (done.attention - once) // count, dtype, 0, width=products.width))
+        backward.append(Work("attention backward", pulled // count, dtype, 0, width=products.width))
     if option.memory.on_host:
         way = option.workload.passes(option.micro_batch_size) * option.memory.on_host
         forward, backward = _beside("to the host", way, forward), _beside("from the host", way, backward)

@@ -26,17 +26,21 @@ class Products:
         flops: two operations for each multiplication.
         attention: part of them, of a fused kernel.
         written: bytes of all results, those of a fused kernel its own.
+        width: dims of a head, of most of the attention; 0 without any.
     """
 
     flops: int = 0
     attention: int = 0
     written: int = 0
+    width: int = 0
 
     def __add__(self, other: Products) -> Products:
-        return Products(self.flops + other.flops, self.attention + other.attention, self.written + other.written)
+        width = max((self, other), key=lambda one: one.attention).width
+        sums = self.flops + other.flops, self.attention + other.attention, self.written + other.written
+        return Products(*sums, width)
 
     def __mul__(self, times: float) -> Products:
-        return Products(*(int(times * one) for one in (self.flops, self.attention, self.written)))
+        return Products(int(times * self.flops), int(times * self.attention), int(times * self.written), self.width)
 
 
 def count_products(function: Callable[..., Any], *arguments: Any) -> Products:
@@ -56,7 +60,7 @@ def count_products(function: Callable[..., Any], *arguments: Any) -> Products:
         >>> from redco_cli.sharding.program.flops import count_products
         >>> x, w = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32)
         >>> count_products(lambda x, w: jax.nn.relu(x @ w), x, w)
-        Products(flops=1024, attention=0, written=128)
+        Products(flops=1024, attention=0, written=128, width=0)
     """
     return products_of(jax.make_jaxpr(function)(*arguments))
 
@@ -105,16 +109,17 @@ def _product(equation: Any, summed: int) -> Products:
 def _fused(equation: Any, flops: int) -> Products:
     """A kernel that computes what its reference form does."""
     written = sum(one.aval.size * one.aval.dtype.itemsize for one in equation.outvars)
+    width = equation.invars[0].aval.shape[-1]
     if is_causal(equation):
         flops = int(flops * _share_of_scores(equation))
-        return Products(flops, flops, written)
+        return Products(flops, flops, written, width)
     if equation.primitive.name not in _FUSED:
         return Products(flops, 0, written)
     mask = equation.params.get("mask_type", 0)
     if int(getattr(mask, "value", mask)) in _CAUSAL:
         window, length = equation.params.get("sliding_window_length"), max(equation.invars[1].aval.shape[1:3])
         flops = int(flops * causal_share(length, window))
-    return Products(flops, flops, written)
+    return Products(flops, flops, written, width)
 
 
 def _share_of_scores(equation: Any) -> float:
