@@ -129,7 +129,7 @@ class Planner:
         slow = sum(sent[i] for i, one in enumerate(moved) if _spans_hosts(one.axis, plan.mesh, per_host))
         fast = sum(sent) - slow
         traced = self._program(plan.mesh[DATA] * plan.mesh[FSDP]).products
-        products = traced * scale
+        products = replace(traced * scale, summed=passes * traced.summed)
         seconds = products.flops / (self._devices.count * self._devices.flops(self.workload.dtype))
         seconds += update.flops / self._devices.flops("float32")
         if memory.on_host and self._devices.host_link is not None:

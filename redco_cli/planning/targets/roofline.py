@@ -45,6 +45,7 @@ def planned_events(option: Option, products: Products, passes: float, target: Ta
     first, plain = min(products.flops - products.attention, done.flops), done.flops - done.attention
     tensor = option.plan.mesh.get(TENSOR, 1)
     touched = int((TOUCHED[target.chip.platform] + TOUCHED_BY_TENSOR * tensor) * products.written) // count
+    touched += 2 * done.summed // count
     product_dtype = "tensorfloat32" if dtype == "float32" else dtype
     forward: list[Event] = [Work("matmul", first // count, product_dtype, 0)]
     backward: list[Event] = [Work("matmul", (plain - first) // count, product_dtype, 0)]

@@ -11,6 +11,7 @@ import jax
 
 from redco_cli.sharding.bands import causal_share, flash_share, window_share
 from redco_cli.sharding.program.branches import Shares, branch_shares
+from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.reference import is_causal, reference_jaxpr
 
 _CAUSAL = (2, 3)
@@ -27,20 +28,25 @@ class Products:
         attention: part of them, of a fused kernel.
         written: bytes of all results, those of a fused kernel its own.
         width: dims of a head, of most of the attention; 0 without any.
+        summed: bytes of arrays that loops add to, counted in each turn: each is read and written there.
     """
 
     flops: int = 0
     attention: int = 0
     written: int = 0
     width: int = 0
+    summed: int = 0
 
     def __add__(self, other: Products) -> Products:
         width = max((self, other), key=lambda one: one.attention).width
         sums = self.flops + other.flops, self.attention + other.attention, self.written + other.written
-        return Products(*sums, width)
+        return Products(*sums, width, self.summed + other.summed)
 
     def __mul__(self, times: float) -> Products:
-        return Products(int(times * self.flops), int(times * self.attention), int(times * self.written), self.width)
+        flops, attention, written, summed = (
+            int(times * one) for one in (self.flops, self.attention, self.written, self.summed)
+        )
+        return Products(flops, attention, written, self.width, summed)
 
 
 def count_products(function: Callable[..., Any], *arguments: Any) -> Products:
@@ -60,7 +66,7 @@ def count_products(function: Callable[..., Any], *arguments: Any) -> Products:
         >>> from redco_cli.sharding.program.flops import count_products
         >>> x, w = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32)
         >>> count_products(lambda x, w: jax.nn.relu(x @ w), x, w)
-        Products(flops=1024, attention=0, written=128, width=0)
+        Products(flops=1024, attention=0, written=128, width=0, summed=0)
     """
     return products_of(jax.make_jaxpr(function)(*arguments))
 
@@ -97,8 +103,22 @@ def _of_equation(equation: Any, shares: Shares) -> Products:
         if id(equation) not in shares:
             return max(branches, key=lambda one: one.flops)
         return sum((one * share for one, share in zip(branches, shares[id(equation)], strict=True)), Products())
-    times = params["length"] if name == "scan" else 1
-    return sum((_of_jaxpr(inner, shares) for inner in _programs(equation)), Products()) * times
+    within = sum((_of_jaxpr(inner, shares) for inner in _programs(equation)), Products())
+    return within if name != "scan" else (within + Products(summed=_summed(params))) * params["length"]
+
+
+def _summed(params: Any) -> int:
+    """Bytes of what a loop carries along and adds to in each turn."""
+    jaxpr, (first, count) = params["jaxpr"].jaxpr, scan_counts(params)
+    carried = dict(zip(jaxpr.outvars[:count], jaxpr.invars[first : first + count], strict=True))
+    sums = [
+        result
+        for equation in jaxpr.eqns
+        if equation.primitive.name in ("add", "add_any")
+        for result in equation.outvars
+        if result in carried and any(atom is carried[result] for atom in equation.invars)
+    ]
+    return sum(one.aval.size * one.aval.dtype.itemsize for one in sums)
 
 
 def _product(equation: Any, summed: int) -> Products:

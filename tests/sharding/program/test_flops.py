@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from redco_cli.chips.target import parse_target, targeting
 from redco_cli.sharding.program.flops import Products, count_products
 
 X, W = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 16), jnp.float32)
@@ -30,3 +31,26 @@ def test_convolutions_and_groups():
         return jax.lax.conv_general_dilated(x, k, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
     assert count_products(convolved, image, kernel) == Products(2 * 2 * 6 * 6 * 6 * 3 * 3 * 4, 0, 2 * 2 * 6 * 6 * 6)
+
+
+def test_what_loops_add_to_counts_in_each_turn():
+    """A sum that is carried along, not the state that each turn makes anew."""
+
+    def added(x, w):
+        def turn(carry, _):
+            state, total = carry
+            state = jnp.tanh(state @ w)
+            return (state, total + state.T @ x), None
+
+        return jax.lax.scan(turn, (x, jnp.zeros((16, 16))), length=5)[0]
+
+    assert count_products(added, X, W).summed == 5 * 16 * 16 * 4
+
+
+def test_attention_says_how_wide_its_heads_are():
+    q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
+    with targeting(parse_target("h100:1", "--target")):
+        found = count_products(lambda q, k, v: jax.nn.dot_product_attention(q, k, v, implementation="cudnn"), q, q, q)
+    assert found.attention > 0
+    assert found.width == 64
+    assert (found * 2 + count_products(jnp.matmul, X, W)).width == 64
