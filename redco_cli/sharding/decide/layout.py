@@ -31,6 +31,8 @@ SMALL = 2**20
 """Bytes below which gathering a parameter costs more in latency than its copies cost in memory."""
 REPLICATED_SHARE = 0.09
 """Share of all parameter bytes up to which small parameters are whole on every device of the tensor axis."""
+_UNEVEN = 1.1
+"""How much more room uneven parts of a dim may take than even ones would."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ def _left_over(
             if decided[i] or not places or parameter.is_vector or (per_layer < SMALL and enough):
                 continue
             left -= size
-            result[i] = _stored(parameter, layouts[i], max(places, key=lambda p: parameter.shape[p]), reading)
+            result[i] = _stored(parameter, layouts[i], max(places, key=lambda p: parameter.shape[p]), reading, tensor)
             rows = by_rows(parameter, chosen, reading, sizes)
             if rows is not None and not any(TENSOR in dim for dim in result[i].gathered):
                 split = _with(layouts[i].stored, rows.place, TENSOR)
@@ -218,12 +220,18 @@ def _left_over(
     return result
 
 
-def _stored(parameter: Parameter, layout: Layout, place: int, reading: Reading) -> Layout:
-    """In shards of `place`; used whole, or in uneven parts of a vocabulary that does not divide."""
+def _stored(parameter: Parameter, layout: Layout, place: int, reading: Reading, tensor: int) -> Layout:
+    """In shards of `place`; used whole, or in uneven parts of a vocabulary that does not divide.
+
+    The largest part is what each device has room for: of few entries, such as 6 for 4 devices, that is too many.
+    """
     stored = _with(layout.stored, place, TENSOR)
     for row, dim in enumerate(parameter.dims):
-        if row != place and len(dim) == 1 and dim[0] in reading.output_axes - reading.within_heads:
-            reason = f"{dim[0].size} do not divide: stored in shards of the other dim, used in uneven parts"
+        if row == place or len(dim) != 1 or dim[0] not in reading.output_axes - reading.within_heads:
+            continue
+        size = dim[0].size
+        if size % tensor and -(-size // tensor) * tensor <= _UNEVEN * size:
+            reason = f"{size} do not divide: stored in shards of the other dim, used in uneven parts"
             return Layout(stored, _with(layout.gathered, row, TENSOR), reason)
     return replace(layout, stored=stored, reason=f"{layout.reason}; stored in shards, gathered where used")
 

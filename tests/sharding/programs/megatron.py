@@ -328,6 +328,7 @@ _PLAIN: dict[str, dict[str, Table]] = {
     "gated-interleaved": {"megatron": _GATED},
     "gated-strided": {"megatron": {"ka": COLUMN, "kb": (T,), "kc": ROW}},
     "modulated": {"vector": {**_MLP, "mb": COLUMN, "mc": ROW}, "before it": {**_MLP, "ma": COLUMN, "mb": ROW}},
+    "modulated-apart": {"rows": {**_MLP, "mc": (T, X, X)}, "columns": {**_MLP, "mc": (X, X, T)}, "whole": _MLP},
     "attention-flat": {"megatron": _QKVO},
     "attention-general": {"megatron": {"ra|rb|rc": (X, T, X), "rd": (T, X, X)}},
     "attention-h3p": {"megatron": {"ra": COLUMN, "rb": (T,), "rd": ROW}},

@@ -179,6 +179,23 @@ def modulated() -> Built:
     return loss_fn, {"ma": (D, D), "mb": (D, D), **{f"n{i}": dict(layer) for i in range(LAYERS)}}, regression()
 
 
+@small("modulated-apart")
+def modulated_apart() -> Built:
+    """The same by kernels [D, 3, D] with a dim for shift, scale and gate, which no mesh divides."""
+
+    def loss_fn(params: Any, batch: Any) -> Any:
+        x = batch["x"]
+        said = jax.nn.silu(x.mean(1))
+        for index in range(LAYERS):
+            p = params[f"n{index}"]
+            shift, scale, gate = jnp.einsum("bd,dke->kbe", said, p["mc"])[:, :, None]
+            x = x + gate * (jax.nn.gelu((norm(x, 1.0) * (1 + scale) + shift) @ p["wa"]) @ p["wc"])
+        return ((x - batch["y"]) ** 2).mean()
+
+    layer = {"mc": (D, 3, D), "wa": (D, F), "wc": (F, D)}
+    return loss_fn, {f"n{i}": dict(layer) for i in range(LAYERS)}, regression()
+
+
 @small("attention-flat")
 def attention_flat() -> Built:
     def block(p: Any, x: Any) -> Any:
