@@ -34,8 +34,18 @@ _MODELS = {
     "llama-2-70b": "Llama-2-70B",
     "llama-2-7b": "Llama-2-7B",
 }
-_CONFIGS = {"12": "Llama-3.1-405B", "14": "Gemma-3-12B", "15": "Gemma-3-12B", "25": "32B"}
-_UNSEEN = {"Mistral": "Mistral-7B", "Mixtral": "Mixtral-8x7B", "23 of 16B": "16B", "23 of 32B": "32B"}
+_CONFIGS = {
+    "12": "Llama-3.1-405B",
+    "14": "Gemma-3-12B",
+    "15 on 2": "Gemma-3-12B",
+    "15 on 4": "Gemma-3-12B",
+    "23 of 16B": "16B",
+    "23 of 32B": "32B",
+    "25": "32B",
+    "Mistral": "Mistral-7B",
+    "Mixtral": "Mixtral-8x7B",
+}
+"""By row, those that have no name of ours."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ def lines(names: Sequence[str], *, by_plan: bool = False) -> Iterator[str]:
     rows = [compared(name, by_plan=by_plan) for name in names]
     for row in rows:
         step, found = STEPS[row.name], row.found
-        model = _MODELS.get(step.model) or _UNSEEN.get(row.name) or _CONFIGS[row.name.split()[0]]
+        model = _MODELS.get(step.model) or _CONFIGS[row.name]
         note = " \\*" if row.name in FITTED else ""
         between = f"{found.low:.2f} to {found.high:.2f}"
         mfu = " | ".join(f"{one:.1%}" for one in row.mfu)
@@ -101,14 +111,15 @@ def lines(names: Sequence[str], *, by_plan: bool = False) -> Iterator[str]:
         yield f"| {row.name}{note} | {model} | {step.target.replace('*', ' x ')} | {times} | {mfu} |"
     yield ""
     judged = [row for row in rows if row.name in JUDGED]
-    if len(rows) > 1:
-        errors = [abs(row.ratio - 1) for row in judged or rows]
+    counted = judged or rows
+    if len(counted) > 1:
+        errors = [abs(row.ratio - 1) for row in counted]
         which = f"the {len(judged)} rows that are judged" if judged else f"these {len(rows)} rows"
         yield (
             f"Of {which}: median error {statistics.median(errors):.1%}, largest "
-            f"{max(errors):.1%}, rank correlation of MFU {rank_correlation([row.mfu for row in judged or rows]):.2f}."
+            f"{max(errors):.1%}, rank correlation of MFU {rank_correlation([row.mfu for row in counted]):.2f}."
         )
-    ratios = [row.ratio for row in judged or rows]
+    ratios = [row.ratio for row in counted]
     middle = statistics.median(ratios)
     figure = f"{middle:.2f} ({min(ratios):.2f} to {max(ratios):.2f}; {len(ratios)} rows)"
     yield f"=> step time, estimated / published, {'by the plan' if by_plan else 'compiled'}: {figure}"

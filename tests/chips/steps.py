@@ -18,12 +18,14 @@ that were collected. How they differ, and why some are off:
     25       in two passes, as one takes more memory than a v5p has
     40       H100s that are limited to 500 W, with 2.4 TB/s: no factor is fitted on it, as ours have 700 W and 3.35 TB/s
 
-Those that have no number, and 2, 6, 9, 19 and 23, were looked up when all else stood: nothing was fitted on them or
-chosen for them. How they differ, besides:
+Those that have no number, and 2, 6, 9 (numbers that were free), 19 and 23, were looked up when all that walks over
+compiled programs stood: nothing of that was fitted on them or chosen for them. How they differ, besides:
 
     Mixtral  each expert has room for 1.25 times its even share and drops what is more; ours drops nothing
-    23       published as operations a second, of which MaxText counts 12.37e14 and 15.96e14 a step and chip
-    H100     one host of 8 GPUs is 1,600 Gbit/s apart from others, ours 3,200; remat is not published of the 70B
+    23       published as operations a second, of which MaxText's formula of then (attention whole) counts 12.37e14 and
+             15.96e14 a step and chip
+    H100     theirs on several hosts have a network of half of the bandwidth of ours (7B); remat is not published (70B)
+    H200     theirs keeps queries, keys, values and the projection after attention, too
 
 Rows 18, 20 to 22 and 27 to 39 were not compiled: larger, or of float8, pipelines or chips that we have no table of.
 """

@@ -42,27 +42,30 @@ def planned_events(option: Option, products: Products, passes: float, target: Ta
         target: the devices.
     """
     dtype, count, done = option.workload.dtype, target.devices, option.products
-    first, plain = min(products.flops - products.attention, done.flops), done.flops - done.attention
-    tensor = option.plan.mesh.get(TENSOR, 1)
-    touched = int((TOUCHED[target.chip.platform] + TOUCHED_BY_TENSOR * tensor) * products.written) // count
-    touched += 2 * done.summed // count
+    plain, width = done.flops - done.attention, products.width
+    first, once = min(products.flops - products.attention, plain), min(products.attention, done.attention)
+    per_byte = TOUCHED[target.chip.platform] + TOUCHED_BY_TENSOR * option.plan.mesh.get(TENSOR, 1)
+    touched = (int(per_byte * products.written) + 2 * done.summed) // count
+    touched_first = int(touched / passes)
     product_dtype = "tensorfloat32" if dtype == "float32" else dtype
-    forward: list[Event] = [Work("matmul", first // count, product_dtype, 0)]
-    backward: list[Event] = [Work("matmul", (plain - first) // count, product_dtype, 0)]
-    forward.append(Work("memory", 0, "", int(touched / passes)))
-    backward.append(Work("memory", 0, "", touched - int(touched / passes) + _updated(option)))
+    forward: list[Event] = [
+        Work("matmul", first // count, product_dtype, 0),
+        Work("memory", 0, "", touched_first),
+    ]
+    backward: list[Event] = [
+        Work("matmul", (plain - first) // count, product_dtype, 0),
+        Work("memory", 0, "", touched - touched_first + _updated(option)),
+    ]
     if option.update_flops:
         backward.append(Work("matmul", option.update_flops, "tensorfloat32", 0))
     if done.attention:
-        once = min(products.attention, done.attention)
         pulled = int(ATTENTION_BACKWARD[target.chip.platform] * products.attention)
-        forward.append(Work("attention", once // count, dtype, 0, width=products.width))
-        backward.append(Work("attention", (done.attention - once) // count, dtype, 0, width=products.width))
-        backward.append(Work("attention backward", pulled // count, dtype, 0, width=products.width))
+        forward.append(Work("attention", once // count, dtype, 0, width=width))
+        backward.append(Work("attention", (done.attention - once) // count, dtype, 0, width=width))
+        backward.append(Work("attention backward", pulled // count, dtype, 0, width=width))
     if option.memory.on_host:
         way = option.workload.passes(option.micro_batch_size) * option.memory.on_host
         forward, backward = _beside("to the host", way, forward), _beside("from the host", way, backward)
-    work = [*forward, *backward]
     beside, waited = list[Transfer](), list[Transfer]()
     for number, one in enumerate(option.plan.collectives):
         if one.what in PER_PASS:
@@ -70,7 +73,7 @@ def planned_events(option: Option, products: Products, passes: float, target: Ta
         share = 1 - OVERLAPPED if one.what in PER_PASS else 1.0
         waited.append(_transfer(one, f"{number}", share, option, target))
     exposed = [event for one in waited for event in (one, Arrival(one.name))]
-    return (*beside, *work, *(Arrival(one.name) for one in beside), *exposed)
+    return (*beside, *forward, *backward, *(Arrival(one.name) for one in beside), *exposed)
 
 
 def _beside(name: str, copied: int, work: Sequence[Event]) -> list[Event]:

@@ -43,10 +43,8 @@ class Products:
         return Products(*sums, width, self.summed + other.summed)
 
     def __mul__(self, times: float) -> Products:
-        flops, attention, written, summed = (
-            int(times * one) for one in (self.flops, self.attention, self.written, self.summed)
-        )
-        return Products(flops, attention, written, self.width, summed)
+        flops, attention = int(times * self.flops), int(times * self.attention)
+        return Products(flops, attention, int(times * self.written), self.width, int(times * self.summed))
 
 
 def count_products(function: Callable[..., Any], *arguments: Any) -> Products:
