@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import sys
 from types import FrameType
 
 _HEARD = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+_BLOCKED = (*_HEARD, signal.SIGINT)
 _REQUEUE, _INTERRUPTED = 75, 130  # as in `errors`: importing it takes time in which a signal would not be heard
 
 
@@ -19,7 +21,7 @@ def hear_early() -> None:
     for number in _HEARD:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end_at_once)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_HEARD, signal.SIGINT))  # `redco launch` blocks them until now
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)  # `redco launch` blocks them until now
     os.register_at_fork(after_in_child=_forget)
     atexit.register(_ignore)  # the first to be registered is the last to be called
     from redco_cli.launch.orphan import stop_with_launcher  # only now: what it imports takes time
@@ -29,6 +31,8 @@ def hear_early() -> None:
 
 def main() -> None:
     """The entry point."""
+    if "train" in sys.argv:
+        _take_large_pages()
     try:
         hear_early()
         from redco_cli.cli import main as run
@@ -36,6 +40,14 @@ def main() -> None:
         os.write(2, b"interrupted\n")
         os._exit(_INTERRUPTED)
     run()
+
+
+def _take_large_pages() -> None:
+    """Signals wait meanwhile: until `hear_early` of the process that begins anew, or of this one."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    from redco_cli.runtime.platforms import begin_again_with_large_pages
+
+    begin_again_with_large_pages()
 
 
 def _ignore() -> None:

@@ -13,8 +13,11 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from redco_cli.runtime.platforms import begin_again_with_large_pages
+
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    begin_again_with_large_pages()
 
 import argparse
 import tempfile
@@ -28,7 +31,7 @@ import transformers
 from redco_cli import load_model
 from redco_cli.plugin.contract import IGNORED_LABEL, Loss
 from redco_cli.plugin.parts import token_loss
-from tests.bench.step import LENGTH, ROWS, compare, redco_step, torch_step
+from tests.bench.step import LENGTH, ROWS, compare, redco_step, torch_apart
 
 VOCABULARY, ANSWER = 4096, 64
 
@@ -72,7 +75,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", choices=list(KINDS))
     arguments = parser.parse_args()
-    torch.set_num_threads(2)
     for name in [arguments.only] if arguments.only else KINDS:
         build, loss, labelled = KINDS[name]
         torch.manual_seed(0)
@@ -87,9 +89,8 @@ def main() -> None:
         batch = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels}
         size = sum(leaf.numel() for leaf in peer.parameters()) / 1e6
         print(f"{name} of {size:.2f}M parameters, {ROWS} x {LENGTH} tokens, 2 threads")
-        compare(
-            f"a {size:.0f}M {name}", torch_step(peer, batch), redco_step(model, params, batch, loss), arguments.rounds
-        )
+        with torch_apart(peer, batch) as theirs:
+            compare(f"a {size:.0f}M {name}", theirs, redco_step(model, params, batch, loss), arguments.rounds)
 
 
 if __name__ == "__main__":

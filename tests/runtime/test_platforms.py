@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -107,3 +108,69 @@ def test_a_gpu_is_filled_as_plans_fill_it(given: str | None, monkeypatch: pytest
         assert chip.usable == int(float(os.environ["XLA_CLIENT_MEM_FRACTION"]) * chip.memory)
     else:  # JAX refuses both
         assert {name for name in os.environ if name.endswith("MEM_FRACTION")} == {given}
+
+
+@pytest.fixture
+def begun(bare: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """How this process was begun anew, where Linux gives large pages to who asks."""
+    found: list[list[str]] = []
+    _pages(bare, "always [madvise] never", monkeypatch)
+    monkeypatch.setenv("GLIBC_TUNABLES", "")
+    monkeypatch.setattr(os, "execv", lambda _path, arguments: found.append(arguments))
+    return found
+
+
+def _pages(system: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (system / "enabled").write_text(text)
+    monkeypatch.setattr(platforms, "_PAGES", system / "enabled")
+
+
+@pytest.mark.parametrize("given", ["", "glibc.malloc.arena_max=2"])
+def test_a_process_begins_again_as_it_was_begun_with_large_pages(
+    begun: list[list[str]], given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", given)
+    platforms.begin_again_with_large_pages()
+    platforms.begin_again_with_large_pages()
+    assert begun == [[sys.executable, *sys.orig_argv[1:]]]  # once
+    assert os.environ["GLIBC_TUNABLES"].split(":") == [*given.split(":")] * bool(given) + ["glibc.malloc.hugetlb=1"]
+
+
+@pytest.mark.parametrize("why", ["others decide", "for all", "a GPU"])
+def test_a_process_goes_on_where_large_pages_are_not_its_to_take(
+    why: str, bare: Path, begun: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "others decide":
+        monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    if why == "for all":
+        _pages(bare, "[always] madvise never", monkeypatch)
+    if why == "a GPU":
+        _plug_in(bare, "gpu", "0x10de")
+    platforms.begin_again_with_large_pages()
+    assert not begun
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    platforms.begin_again_with_large_pages()
+    assert len(begun) == (why == "a GPU")  # that is not to be used
+
+
+def test_what_begins_again_is_the_same_process(tmp_path: Path) -> None:
+    """With its number, arguments and signals that came meanwhile."""
+    (tmp_path / "enabled").write_text("always [madvise] never")
+    script = tmp_path / "train"
+    script.write_text(
+        "import os, pathlib, signal, sys\n"
+        "from redco_cli import __main__\n"
+        "from redco_cli.runtime import platforms\n"
+        f"platforms._PAGES = pathlib.Path({str(tmp_path / 'enabled')!r})\n"
+        "print(os.getpid(), sys.argv[1:], os.environ.get('GLIBC_TUNABLES'), flush=True)\n"
+        "begin = platforms.begin_again_with_large_pages\n"
+        "platforms.begin_again_with_large_pages = lambda: (os.kill(os.getpid(), signal.SIGTERM), begin())\n"
+        "__main__._take_large_pages()\n"
+        "__main__.hear_early()\n"
+    )
+    environ = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"} | {"JAX_PLATFORMS": "cpu"}
+    ran = subprocess.run([sys.executable, script, "a b", "c"], env=environ, capture_output=True, text=True)
+    first, second = ran.stdout.splitlines()
+    assert second == first.replace("None", "glibc.malloc.hugetlb=1")
+    assert "'a b', 'c'" in first
+    assert (ran.returncode, ran.stderr) == (75, "SIGTERM: nothing was to be saved\n")
