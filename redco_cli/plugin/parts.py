@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +31,7 @@ from redco_cli.plugin.chat.shapes import Conversation as Conversation
 from redco_cli.plugin.chat.shapes import Text as Text
 from redco_cli.plugin.chat.shapes import recognise as recognise
 from redco_cli.plugin.chat.shapes import refuse_conversation as refuse_conversation
-from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Loss, Params
+from redco_cli.plugin.contract import IGNORED_LABEL, Batch, Context, Params
 from redco_cli.plugin.guard import with_remedy
 from redco_cli.plugin.pictures import image_grid as image_grid
 from redco_cli.plugin.pictures import picture as picture
@@ -42,6 +41,8 @@ from redco_cli.plugin.rows import cut as cut
 from redco_cli.plugin.rows import note_without_loss as note_without_loss
 from redco_cli.plugin.scores.labels import class_scores as class_scores
 from redco_cli.plugin.scores.labels import number_scores as number_scores
+from redco_cli.plugin.scores.losses import next_token_loss as next_token_loss
+from redco_cli.plugin.scores.losses import token_loss as token_loss
 from redco_cli.plugin.scores.texts import exact_match as exact_match
 from redco_cli.plugin.scores.texts import rouge as rouge
 from redco_cli.recipe.shipped import shipped_plugins
@@ -148,44 +149,6 @@ def encode(tokenizer: Any, texts: Sequence[str], *, target: bool = False) -> lis
 def padding_id(tokenizer: Any) -> int:
     """The id to pad with: some tokenizers have none, and then the end mark serves, as masks hide padding anyway."""
     return int(tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
-
-
-def token_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None) -> Loss:
-    """Cross-entropy summed over everything that has a label, in float32, in nats.
-
-        sum = -Σ w log softmax(logits)[label]    over positions with label != IGNORED_LABEL
-        weight = Σ w: without weights, the number of such positions
-
-    Args:
-        logits: [..., V]: tokens [B, L, V], or classes [B, V].
-        labels: [...], integers below V, or IGNORED_LABEL.
-        weights: w of each label [...]; one each by default.
-
-    Returns:
-        The loss, with the metric `accuracy`: the share of labels that have the largest logit.
-    """
-    counts = labels != IGNORED_LABEL
-    safe = jnp.where(counts, labels, 0)
-    logits = logits.astype(jnp.float32)
-    chosen = jnp.take_along_axis(logits, safe[..., None], axis=-1)[..., 0]
-    losses = jax.nn.logsumexp(logits, axis=-1) - chosen
-    correct = (jnp.argmax(logits, axis=-1) == safe) & counts
-    if weights is None:
-        return Loss(jnp.where(counts, losses, 0.0).sum(), counts.sum(), {"accuracy": correct.sum()})
-    weights = jnp.where(counts, weights.astype(jnp.float32), 0.0)
-    return Loss((losses * weights).sum(), weights.sum(), {"accuracy": (correct * weights).sum()})
-
-
-def next_token_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array | None = None) -> Loss:
-    """`token_loss` of predicting each token from those before it.
-
-    Args:
-        logits: [B, L, V], those at position i predict token i + 1.
-        labels: [B, L], aligned with the input: token i, or IGNORED_LABEL where it carries no loss. The first of each
-            row is predicted by nothing and never counts.
-        weights: [B, L], aligned with the labels; one each by default.
-    """
-    return token_loss(logits[:, :-1], labels[:, 1:], None if weights is None else weights[:, 1:])
 
 
 def generate(ctx: Context, params: Params, batch: Batch, rng: jax.Array) -> Any:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.plugin.contract import IGNORED_LABEL
+from redco_cli.plugin.scores.losses import has_largest
 from redco_cli.sharding.batch_shards import for_each_shard, partial_sums
 
 Array = Any
@@ -193,10 +194,7 @@ def _losses(logits: Array, targets: Array) -> tuple[Array, Array]:
 
 def _right(logits: Array, targets: Array, share: Array) -> Array:
     """The weights of tokens whose label has the largest logit, summed."""
-    rank = jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    largest = logits == logits.max(-1, keepdims=True)
-    first = jnp.where(largest, rank, logits.shape[-1]).min(-1)  # argmax, in loops that XLA makes fast on CPU
-    return ((first == targets) * share).sum()
+    return (has_largest(logits, targets) * share).sum()
 
 
 def _pieces(arrays: tuple[Array, ...], how: _How) -> tuple[Array, ...]:

@@ -1,5 +1,5 @@
-"""How predictions are scored against references, for `metric_fn` of a plugin.
+"""How predictions are scored against references: for `loss_fn` of a plugin, and for its `metric_fn`.
 
 In: predictions and references of all examples, in the same order. Out: numbers as the field defines them.
-`texts` compares texts, `labels` classes and numbers; `parts` has all of them.
+`losses` has the cross-entropy of logits, `texts` compares texts, `labels` classes and numbers; `parts` has them all.
 """
