@@ -13,7 +13,7 @@ parallelism (ZeRO stage 3, arXiv 1910.02054) said in constraints on arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ class _Gathering:
         reshard_after_forward: once for the forward pass, and once more for the backward pass.
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
+        multiplied: by their numbers, arrays that parameters multiplied so far, and each as the products see it.
     """
 
     mesh: Mesh
@@ -49,6 +50,7 @@ class _Gathering:
     casts: Mapping[Any, Any]
     enters: frozenset[str] = frozenset()
     everywhere: bool = False
+    multiplied: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     def is_tracked(self, operand: Any) -> bool:
         """Whether it is a parameter in shards."""
@@ -69,6 +71,7 @@ class _Gathering:
         if moves_rows(equation, operands, self.examples):
             rows = equation.outvars[0]
             return [looked_up(equation, operands[0], operands[1], self.casts.get(rows, rows.aval.dtype))]
+        operands = self._as_products_see(equation, operands)
         if self.reshard_after_forward and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands):
             again = jax.checkpoint(
                 lambda arrays: self._on_whole(
@@ -78,6 +81,20 @@ class _Gathering:
             results: Sequence[Any] = again([x.arrays if isinstance(x, Sharded) else x for x in operands])
             return results
         return self._on_whole(equation, operands)
+
+    def _as_products_see(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        """The operands of a product with a parameter, of which those of all products with one array share one copy.
+
+        Its gradient is a sum over `tensor` in each of them, and XLA makes one all-reduce of them only where they are
+        added to each other before anything else is: the layer's own input, that of a residual connection, comes last.
+        """
+        if equation.primitive.name != "dot_general" or self.mesh.shape.get(TENSOR, 1) == 1:
+            return operands
+        if sum(isinstance(x, Sharded) for x in operands) != 1:
+            return operands
+        (other,) = (x for x in operands if not isinstance(x, Sharded))
+        _, seen = self.multiplied.setdefault(id(other), (other, _copy(other)))
+        return [x if isinstance(x, Sharded) else seen for x in operands]
 
     def _in_a_loop(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
@@ -168,6 +185,14 @@ def _is_spec(leaf: Any) -> bool:
 
 def _without_fsdp(spec: PartitionSpec) -> PartitionSpec:
     return as_spec(tuple(tuple(axis for axis in axes if axis != FSDP) for axes in as_dims(spec)))
+
+
+@jax.custom_vjp
+def _copy(x: Any) -> Any:
+    return x
+
+
+_copy.defvjp(lambda x: (x, None), lambda _, gradient: (gradient,))
 
 
 def _whole(x: Any) -> Any:

@@ -55,6 +55,7 @@ class Sharded:
         gathered: the same where it is used.
         mesh: the devices.
         views: equations of one operand, to apply once it is gathered.
+        is_cast: the array is what the program makes of the parameter in another precision.
     """
 
     arrays: Any
@@ -62,6 +63,7 @@ class Sharded:
     gathered: PartitionSpec
     mesh: Mesh
     views: tuple[Any, ...] = ()
+    is_cast: bool = False
 
     @property
     def value(self) -> Any:
@@ -93,9 +95,17 @@ class Sharded:
             (whole,) = bind(equation, [whole])
         return whole
 
+    @property
+    def _is_on_tpu(self) -> bool:
+        """Where XLA casts before it gathers by itself; elsewhere it is told, by where a cast array lives."""
+        return bool(self.mesh.devices.flat[0].platform == "tpu")
+
     def _all_gather(self) -> Any:
         def value(arrays: Any) -> Any:
-            return jax.lax.with_sharding_constraint(self.having(arrays).value, NamedSharding(self.mesh, self.gathered))
+            array = self.having(arrays).value
+            if self.is_cast and not self._is_on_tpu:
+                array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, self.spec))
+            return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, self.gathered))
 
         def forward(arrays: Any) -> tuple[Any, None]:
             return value(arrays), None
@@ -168,7 +178,8 @@ class Sharded:
         fewer = not jnp.issubdtype(self.value.dtype, jnp.integer)  # codes of a quantised weight are few as they are
         is_mark = equation.params.get("name") == OF_EACH_SHARD
         if equation.primitive.name in ("convert_element_type", "name") and fewer and not is_mark:
-            return replace(self, arrays=jax.tree.map(lambda leaf: bind(equation, [leaf])[0], self.arrays))
+            arrays = jax.tree.map(lambda leaf: bind(equation, [leaf])[0], self.arrays)
+            return replace(self, arrays=arrays, is_cast=self.is_cast or equation.primitive.name != "name")
         return replace(self, views=(*self.views, equation))
 
     def stacked(self) -> Any:
