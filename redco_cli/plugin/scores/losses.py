@@ -25,10 +25,10 @@ def token_loss(logits: jax.Array, labels: jax.Array, weights: jax.Array | None =
     counts = labels != IGNORED_LABEL
     safe = jnp.where(counts, labels, 0)
     logits = logits.astype(jnp.float32)
-    is_label = jnp.arange(logits.shape[-1]) == safe[..., None]
-    chosen = jnp.where(is_label, logits, 0.0).sum(
-        -1
-    )  # taken by index, its gradient were a scatter, and a copy of [..., V]
+    classes = jnp.arange(logits.shape[-1])
+    # Taken by index, the gradient would be scattered into zeros [..., V]; without a class it is no number, as there.
+    chosen = jnp.where(classes == safe[..., None], logits, 0.0).sum(-1)
+    chosen = jnp.where((safe >= 0) & (safe < logits.shape[-1]), chosen, jnp.nan)
     losses = jax.nn.logsumexp(logits, axis=-1) - chosen
     correct = has_largest(logits, safe) & counts
     if weights is None:
