@@ -41,7 +41,7 @@ class _Gathering:
         reshard_after_forward: once for the forward pass, and once more for the backward pass.
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
-        multiplied: by their numbers, arrays that parameters multiplied so far, and each as the products see it.
+        multiplied: by their `id`, arrays that parameters multiplied so far, and each as the products see it.
     """
 
     mesh: Mesh
@@ -93,6 +93,8 @@ class _Gathering:
         if sum(isinstance(x, Sharded) for x in operands) != 1:
             return operands
         (other,) = (x for x in operands if not isinstance(x, Sharded))
+        if not isinstance(other, jax.core.Tracer):  # a constant has no gradient, and is seen by more than one trace
+            return operands
         _, seen = self.multiplied.setdefault(id(other), (other, _copy(other)))
         return [x if isinstance(x, Sharded) else seen for x in operands]
 

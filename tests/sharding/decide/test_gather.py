@@ -440,3 +440,24 @@ def test_gradients_of_grouped_convolutions_on_every_mesh(mesh, groups, whole, re
         grouped_error(mesh, groups, override=[("k", [])] if whole else [], reshard_after_forward=reshard_after_forward)
         < 1e-5
     )
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_constant_that_parameters_multiply_within_loops_and_outside(again):
+    features = np.asarray(draw(8, 64))
+
+    def loss_fn(params, batch):
+        def body(total, _):
+            return total + jnp.tanh(features @ params["w"]).mean(), None
+
+        total, _ = jax.lax.scan(body, 0.0, None, length=3)
+        bent = jax.lax.cond(total > 0, lambda: (features @ params["w"]).mean(), lambda: 0.0)
+        return total + bent + jnp.mean((batch["x"] @ params["w"]) * (features @ params["w"]))
+
+    params, batch = {"w": draw(64, 64)}, {"x": draw(8, 64)}
+    mesh = device_mesh({"data": 1, "fsdp": 4, "tensor": 2})
+    gathers = gathering(
+        loss_fn, {"w": P("fsdp", "tensor")}, {"w": P(None, "tensor")}, mesh, reshard_after_forward=again
+    )
+    found, expected = (jax.jit(jax.grad(one))(params, batch)["w"] for one in (gathers, loss_fn))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
