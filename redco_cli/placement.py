@@ -90,9 +90,11 @@ class Placement:
 
         def gathers(variables: Variables, *others: Any) -> Any:
             plain = values(variables)
-            lives, used = (follow(plain, plain.params, specs) for specs in (self.plan.specs, self.plan.gathered))
+            told = self.plan.specs, self.plan.gathered, self.plan.alone
+            lives, used, alone = (follow(plain, plain.params, specs) for specs in told)
             again = self.reshard_after_forward
-            return gathering(on_the_mesh, lives, used, self.mesh, reshard_after_forward=again)(variables, *others)
+            gathered = gathering(on_the_mesh, lives, used, self.mesh, alone=alone, reshard_after_forward=again)
+            return gathered(variables, *others)
 
         return gathers
 

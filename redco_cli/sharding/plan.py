@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -46,6 +46,7 @@ class Row:
         bytes: of the whole parameter.
         bytes_per_device: of one device's shard.
         holds: how many parameters it is, where that is not its number of elements: packed codes are two each.
+        alone: what of `gathered` splits a dim that matmuls sum over, but not the arrays that it is multiplied with.
     """
 
     path: str
@@ -57,6 +58,7 @@ class Row:
     bytes: int
     bytes_per_device: int
     holds: int | None = None
+    alone: PartitionSpec = field(default_factory=PartitionSpec)
 
     @property
     def count(self) -> int:
@@ -65,7 +67,7 @@ class Row:
 
     def described(self) -> dict[str, Any]:
         """The row as plain JSON values."""
-        known = {key: value for key, value in asdict(self).items() if value is not None}
+        known = {key: value for key, value in asdict(self).items() if value is not None and key != "alone"}
         return {**known, "spec": _entries(self.spec), "gathered": _entries(self.gathered)}
 
 
@@ -98,6 +100,7 @@ class Plan:
         mesh: axis to size.
         specs: like the parameters, a `PartitionSpec` each: where it lives.
         gathered: the same: where it is used, without the `fsdp` axis but for tables whose rows move.
+        alone: the same: what of that splits a dim that matmuls sum over, but not the arrays it is multiplied with.
         rows: one for each parameter, in tree order.
         collectives: what a step moves, predicted.
         warnings: what a user should know before a run.
@@ -106,6 +109,7 @@ class Plan:
     mesh: Mapping[str, int]
     specs: Any
     gathered: Any
+    alone: Any
     rows: tuple[Row, ...]
     collectives: tuple[Collective, ...]
     warnings: tuple[str, ...]

@@ -88,7 +88,7 @@ COLLECTIVES = (
 
 
 def plan_of(rows, mesh=MESH, warnings=()):
-    return Plan(mesh, None, None, tuple(rows), COLLECTIVES, tuple(warnings))
+    return Plan(mesh, None, None, None, tuple(rows), COLLECTIVES, tuple(warnings))
 
 
 def report_of(rows, model="gpt2-medium", mesh=MESH, warnings=(), **changes):

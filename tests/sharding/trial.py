@@ -61,7 +61,8 @@ def compiled(loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, reshard_afte
     mesh = device_mesh(plan.mesh)
     stored = jax.tree.map(lambda spec: NamedSharding(mesh, spec), plan.specs)
     split = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(BATCH_AXES)), batch)
-    gathers = gathering(loss_fn, plan.specs, plan.gathered, mesh, reshard_after_forward=reshard_after_forward)
+    again = reshard_after_forward
+    gathers = gathering(loss_fn, plan.specs, plan.gathered, mesh, alone=plan.alone, reshard_after_forward=again)
     step = jax.jit(
         jax.value_and_grad(gathers),
         in_shardings=(stored, split),

@@ -83,19 +83,27 @@ class _Gathering:
         return self._on_whole(equation, operands)
 
     def _as_products_see(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        """The operands of a product with a parameter, of which those of all products with one array share one copy.
+        """The operands of a product of an array and a parameter; all products with one array have the same copy of it.
 
-        Its gradient is a sum over `tensor` in each of them, and XLA makes one all-reduce of them only where they are
-        added to each other before anything else is: the layer's own input, that of a residual connection, comes last.
+        With `tensor`, each product has a part of the array's gradient on each device. The copy's gradient is the sum of
+        all of them, and XLA adds up the parts in one all-reduce; without it, what a residual connection adds may come
+        between, and each has its own.
+
+        What the parameter alone has in shards stays whole here: XLA would split the array as it is, and what it was
+        made of as far back as it reaches.
         """
         if equation.primitive.name != "dot_general" or self.mesh.shape.get(TENSOR, 1) == 1:
             return operands
         if sum(isinstance(x, Sharded) for x in operands) != 1:
             return operands
-        (other,) = (x for x in operands if not isinstance(x, Sharded))
+        (place,) = (place for place, x in enumerate(operands) if isinstance(x, Sharded))
+        parameter, other = operands[place], operands[1 - place]
         if not isinstance(other, jax.core.Tracer):  # a constant has no gradient, and is seen by more than one trace
             return operands
         _, seen = self.multiplied.setdefault(id(other), (other, _copy(other)))
+        alone = _contracted_alone(parameter, equation.params["dimension_numbers"][0], place)
+        if alone:
+            seen = _whole_along(seen, alone, self.mesh)
         return [x if isinstance(x, Sharded) else seen for x in operands]
 
     def _in_a_loop(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
@@ -122,7 +130,13 @@ class _Gathering:
 
 
 def gathering(
-    function: Callable[..., Any], specs: Any, gathered: Any, mesh: Mesh, *, reshard_after_forward: bool = False
+    function: Callable[..., Any],
+    specs: Any,
+    gathered: Any,
+    mesh: Mesh,
+    *,
+    alone: Any = None,
+    reshard_after_forward: bool = False,
 ) -> Callable[..., Any]:
     """The same function of parameters that live in shards.
 
@@ -132,6 +146,8 @@ def gathering(
         gathered: the same, where each is used; one that is told to be in shards over `fsdp` still is gathered where
             more is done with it than looking up a few of its rows.
         mesh: the devices.
+        alone: the same, what of that splits a dim that matmuls sum over, but not the arrays it is multiplied with; None
+            for nothing.
         reshard_after_forward: forget gathered parameters after the forward pass, and gather them once more in the
             backward pass (the name is that of PyTorch's FSDP2): half as much again is moved, and they take no memory
             in between.
@@ -142,6 +158,7 @@ def gathering(
     """
     lives, told = (jax.tree.leaves(tree, is_leaf=_is_spec) for tree in (specs, gathered))
     lives, used = [as_spec(as_dims(spec)) for spec in lives], [_without_fsdp(spec) for spec in told]
+    by_itself = [PartitionSpec()] * len(lives) if alone is None else jax.tree.leaves(alone, is_leaf=_is_spec)
     moves = lives != used or mesh.shape.get(TENSOR, 1) > 1
 
     def gathers(params: Any, *others: Any) -> Any:
@@ -154,7 +171,8 @@ def gathering(
         if as_it_is and not repeats(closed.jaxpr, is_weight):
             return function(params, *others)
         kept = [_used_again(*one, closed.jaxpr, mesh) for one in zip(given, lives, closed.jaxpr.invars, strict=False)]
-        stored = [Sharded(leaf, where, there, mesh) for leaf, where, there in zip(kept, lives, used, strict=True)]
+        places = zip(kept, lives, used, by_itself, strict=True)
+        stored = [Sharded(leaf, where, there, mesh, rows) for leaf, where, there, rows in places]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
         rewriting = _Gathering(mesh, reshard_after_forward, examples, casts(closed))
@@ -195,6 +213,20 @@ def _copy(x: Any) -> Any:
 
 
 _copy.defvjp(lambda x: (x, None), lambda _, gradient: (gradient,))
+
+
+def _contracted_alone(parameter: Sharded, contracted: Sequence[Sequence[int]], place: int) -> list[int]:
+    """The dims of a product's other operand that it sums over, where the parameter's, operand `place`, are alone."""
+    if parameter.views:
+        return []
+    pairs = zip(contracted[place], contracted[1 - place], strict=True)
+    return [other for own, other in pairs if own < len(parameter.alone) and parameter.alone[own]]
+
+
+def _whole_along(x: Any, dims: Sequence[int], mesh: Mesh) -> Any:
+    """An array that no mesh axis splits along some dims; where its others are split is left open."""
+    spec = PartitionSpec(*(None if dim in dims else PartitionSpec.UNCONSTRAINED for dim in range(x.ndim)))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
 def _whole(x: Any) -> Any:

@@ -55,6 +55,12 @@ class Layout:
         """Number of shards that it is stored in."""
         return math.prod(sizes[axis] for dim in self.stored for axis in dim)
 
+    @property
+    def alone(self) -> DimShardings:
+        """What of `gathered` splits nothing else along with it."""
+        place = None if self.by_rows is None else self.by_rows.place
+        return tuple((TENSOR,) if number == place else () for number in range(len(self.gathered)))
+
 
 def lay_out(
     reading: Reading, chosen: Sequence[Candidate], sizes: Mapping[str, int], given: Mapping[str, Layout]

@@ -54,6 +54,7 @@ class Sharded:
         spec: the mesh axes of its dims where it lives.
         gathered: the same where it is used.
         mesh: the devices.
+        alone: what of `gathered` splits a dim that matmuls sum over, but not the arrays it is multiplied with.
         views: equations of one operand, to apply once it is gathered.
         is_cast: the array is what the program makes of the parameter in another precision.
     """
@@ -62,6 +63,7 @@ class Sharded:
     spec: PartitionSpec
     gathered: PartitionSpec
     mesh: Mesh
+    alone: PartitionSpec
     views: tuple[Any, ...] = ()
     is_cast: bool = False
 
@@ -189,7 +191,8 @@ class Sharded:
 
     def layer(self, arrays: Any) -> Sharded:
         """One layer of it."""
-        return Sharded(arrays, PartitionSpec(*self.spec[1:]), PartitionSpec(*self.gathered[1:]), self.mesh)
+        spec, gathered, alone = (PartitionSpec(*spec[1:]) for spec in (self.spec, self.gathered, self.alone))
+        return Sharded(arrays, spec, gathered, self.mesh, alone)
 
 
 def _scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> PartitionSpec:
