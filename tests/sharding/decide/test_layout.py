@@ -71,3 +71,33 @@ def test_a_weight_whose_input_is_split_is_not_split_once_more():
     reading = read(loss_fn, params, {"x": jax.ShapeDtypeStruct((B, L, D), jnp.float32)})
     chosen = choose(reading, MESH["tensor"], MESH["fsdp"])
     assert [by_rows(parameter, chosen, reading, MESH) for parameter in reading.parameters] == [None, None]
+
+
+def test_what_is_used_by_rows_splits_no_residual_stream():
+    width, features, vocabulary, length = 512, 1024, 1024, 4
+
+    def normed(x):
+        return (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+
+    def loss_fn(params, batch):
+        x = params["table"][batch["ids"]]
+        for up, down in (("up1", "down1"), ("up2", "down2")):
+            x = normed(x + jax.nn.gelu(x @ params[up]) @ params[down])
+        x = normed(jax.nn.gelu(x @ params["transform"]))
+        return jax.nn.logsumexp(x @ params["table"].T, -1).mean()
+
+    shapes = {"table": (vocabulary, width), "transform": (width, width)}
+    shapes |= {"up1": (width, features), "up2": (width, features)}
+    shapes |= {"down1": (features, width), "down2": (features, width)}
+    rng = np.random.default_rng(0)
+    params = {name: rng.normal(size=shape).astype(np.float32) * 0.04 for name, shape in shapes.items()}
+    batch = {"ids": rng.integers(0, vocabulary, (B, length)).astype(np.int32)}
+    plan = derive(loss_fn, params, batch, MESH)
+    assert plan.alone["transform"] == P("tensor")
+    assert {row.path for row in plan.rows if row.alone} == {"transform"}
+    found = attempt(loss_fn, params, batch, plan)
+    assert found.loss < 1e-5
+    assert max(found.gradients.values()) < 1e-5
+    over_tensor = [one.kind for one in found.moved if one.axes == ("tensor",)]
+    foreseen = {(one.kind, one.what): one.count for one in plan.collectives if one.axis == "tensor"}
+    assert over_tensor.count("all-gather") == foreseen["all-gather", "gradient of a matmul's input"] == 1
