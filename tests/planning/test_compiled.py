@@ -46,7 +46,7 @@ def test_what_is_predicted_is_what_is_compiled(config, mesh, monkeypatch: pytest
     """Memory and the traffic of activations within a quarter; what parameters and their state take, exactly.
 
     Gradients of one array, such as those of queries, keys and values, are added up before they are moved on GPUs and
-    TPUs (`tests/chips/test_results.py` compares these), and one by one on a CPU: there a Llama moves more.
+    TPUs (`tests/chips/test_results.py` compares these), and one by one on a CPU, which moves more then.
     """
     analyses = []
     analysis = jax.stages.Compiled.memory_analysis
@@ -62,7 +62,7 @@ def test_what_is_predicted_is_what_is_compiled(config, mesh, monkeypatch: pytest
     arguments = way.memory.parameters + way.memory.optimizer + way.memory.batch + counters
     assert analyses[0].argument_size_in_bytes == arguments
     predicted = over_tensor(way.plan.collectives)
-    apart = 1.6 if config is LLAMA else 1.0
+    apart = 1.6 if config is LLAMA else 1.3
     assert over_tensor(compiled.collectives) == pytest.approx(apart * predicted, rel=0.25)
     assert (predicted > 0) == (mesh["tensor"] > 1)
 

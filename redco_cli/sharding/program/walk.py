@@ -26,12 +26,15 @@ from redco_cli.sharding.program.events import (
 )
 from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.reference import reference_jaxpr
+from redco_cli.sharding.recomputed import computed_again
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
 _RULES: dict[str, Rule] = {}
 _VIEWS = ("reshape", "transpose", "convert_element_type")
 """Of one array, the same view is one array too, however often a program takes it."""
 _RECOMPUTED = ("remat", "remat2", "checkpoint")
+GRADIENT = "gradient of"
+"""How what the backward pass moves is called."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -63,6 +66,7 @@ class Walk:
         casts: in what other precision rows are used that are looked up, by their variable.
         shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
         recomputes: inside what the backward pass computes once more.
+        again: variables of that which it needs once more, and how often.
         unknown: primitives that were not understood, and how often they met a gradient.
     """
 
@@ -85,8 +89,10 @@ class Walk:
         self.by_hand: list[Dim] = []
         self.moved_as: list[tuple[tuple[Dim, ...], tuple[Dim, ...]]] = []
         self.recomputes = False
+        self.again: Counter[Any] = Counter()
         self.unknown: Counter[str] = Counter()
         self._times = 1
+        self._passes = 1
 
     def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
         """Walks through a jaxpr.
@@ -109,7 +115,9 @@ class Walk:
 
         known.update(zip(jaxpr.constvars, consts, strict=True))
         known.update(zip(jaxpr.invars, args, strict=True))
+        passes = self._passes
         for equation in jaxpr.eqns:
+            self._passes = 1 + max((self.again[variable] for variable in equation.outvars), default=0)
             operands = [read(atom) for atom in equation.invars]
             reference = reference_jaxpr(equation)
             name = equation.primitive.name
@@ -126,6 +134,7 @@ class Walk:
                 known[variable] = value
                 if len(value.dims) > 1:
                     self.arrays.add(value.dims)
+        self._passes = passes
         return [read(atom) for atom in jaxpr.outvars]
 
     def closed(self, closed: Any, args: Sequence[Value]) -> list[Value]:
@@ -138,14 +147,15 @@ class Walk:
         """Notes that splitting one of `if_split` would move an array; see `PossibleCollective`."""
         dims = tuple(dim for dim in if_split if dim)
         if dims:
-            found = PossibleCollective(kind, dims, moved.dims, itemsize(aval), self._times, what, of)
+            count = self._times * (1 if what.startswith(GRADIENT) else self._passes)
+            found = PossibleCollective(kind, dims, moved.dims, itemsize(aval), count, what, of)
             self.collectives.append(found)
 
     def needs_whole(self, dims: Sequence[Dim], operand: Value, aval: Any, what: str) -> None:
         """Notes that an operation needs some dims of its operand whole."""
         self.may_need("all-gather", dims, operand, aval, what)
         if operand.requires_grad:
-            self.may_need("all-reduce", dims, operand, aval, f"gradient of {what}")
+            self.may_need("all-reduce", dims, operand, aval, f"{GRADIENT} {what}")
 
     @contextlib.contextmanager
     def repeated(self, times: float) -> Iterator[None]:
@@ -188,10 +198,11 @@ def unify_values(first: Value, second: Value) -> Value:
 def call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     """The rule of what only holds a program."""
     inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params)
-    outside = walk.recomputes
-    walk.recomputes = outside or equation.primitive.name in _RECOMPUTED
+    outside = walk.recomputes, walk.again
+    if equation.primitive.name in _RECOMPUTED:
+        walk.recomputes, walk.again = True, walk.again + Counter(computed_again(inner, equation.params["policy"]))
     results = walk.closed(inner, operands) if hasattr(inner, "jaxpr") else walk.run(inner, [], operands)
-    walk.recomputes = outside
+    walk.recomputes, walk.again = outside
     return results
 
 

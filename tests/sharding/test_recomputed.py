@@ -1,0 +1,85 @@
+"""What a backward pass computes once more, and moves once more then."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+
+from redco_cli.sharding import compiled_collectives, derive
+from redco_cli.sharding.compiled.traffic import total_bytes
+from redco_cli.sharding.recomputed import computed_again
+from tests.sharding.shorthand import f32
+from tests.sharding.trial import compiled
+
+B, L, D, F, LAYERS = 8, 8, 64, 256, 3
+MESH = {"data": 1, "fsdp": 2, "tensor": 4}
+POLICIES = jax.checkpoint_policies
+
+
+def normed(x):
+    return x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+
+def layer(x, own):
+    x = x + checkpoint_name(jnp.tanh(x @ own["a"]) @ own["b"], "mixed")
+    return x + jax.nn.gelu(normed(x) @ own["c"]) @ own["d"]
+
+
+def post_normed(x, own):
+    x = normed(x + checkpoint_name(jnp.tanh(x @ own["a"]) @ own["b"], "mixed"))
+    return normed(x + jax.nn.gelu(x @ own["c"]) @ own["d"])
+
+
+OWN = {"a": f32(D, F), "b": f32(F, D), "c": f32(D, F), "d": f32(F, D)}
+
+
+def products_again(function, policy):
+    traced = jax.make_jaxpr(jax.checkpoint(function, policy=policy))(f32(B, L, D), OWN)
+    (equation,) = traced.eqns
+    again = computed_again(equation.params["jaxpr"], equation.params["policy"])
+    return [one.outvars[0] in again for one in equation.params["jaxpr"].eqns if one.primitive.name == "dot_general"]
+
+
+@pytest.mark.parametrize(
+    ("function", "policy", "expected"),
+    [
+        (layer, None, [True, True, True, False]),
+        (layer, POLICIES.nothing_saveable, [True, True, True, False]),
+        (layer, POLICIES.save_only_these_names("mixed"), [True, False, True, False]),
+        (layer, POLICIES.dots_saveable, [False] * 4),
+        (layer, POLICIES.everything_saveable, [False] * 4),
+        (post_normed, None, [True] * 4),
+        (jax.jit(post_normed), None, [True] * 4),
+        (jax.jit(layer), POLICIES.save_only_these_names("mixed"), [True, False, True, False]),
+    ],
+)
+def test_products_that_gradients_need_once_more(function, policy, expected):
+    if function in (layer, post_normed):
+        assert products_again(function, policy) == expected
+        return
+    traced = jax.make_jaxpr(jax.checkpoint(function, policy=policy))(f32(B, L, D), OWN)
+    again = computed_again(traced.eqns[0].params["jaxpr"], policy)
+    (inner,) = (one for one in traced.eqns[0].params["jaxpr"].eqns if one.primitive.name in ("jit", "pjit"))
+    products = [one for one in inner.params["jaxpr"].jaxpr.eqns if one.primitive.name == "dot_general"]
+    assert [one.outvars[0] in again for one in products] == expected
+
+
+@pytest.mark.parametrize("function", [layer, post_normed])
+@pytest.mark.parametrize("policy", [None, POLICIES.save_only_these_names("mixed"), POLICIES.everything_saveable])
+def test_sums_that_move_once_more_are_foreseen(function, policy):
+    """In layers that are scanned, as XLA moves them: in the forward pass, and for what the backward pass recomputes."""
+
+    def loss_fn(params, batch):
+        layers = jax.checkpoint(function, policy=policy)
+        x, _ = jax.lax.scan(lambda x, own: (layers(x, own), None), batch["x"], params)
+        return (x**2).mean()
+
+    params = {name: f32(LAYERS, *own.shape) for name, own in OWN.items()}
+    batch = {"x": f32(B, L, D)}
+    plan = derive(loss_fn, params, batch, MESH)
+    assert plan.gathered["b"] == plan.gathered["d"] == P(None, "tensor")
+    step, _ = compiled(loss_fn, params, batch, plan)
+    moved = [one for one in compiled_collectives(step, MESH) if one.axes == ("tensor",)]
+    foreseen = [one for one in plan.collectives if one.axis == "tensor"]
+    assert total_bytes(moved) == sum(one.bytes for one in foreseen)
