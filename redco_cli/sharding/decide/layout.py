@@ -260,7 +260,10 @@ def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Ma
         ]
         if places:
             place = places[0]
-            stored = replace(layout, stored=_with(layout.stored, place, FSDP))
+            axes = (*layout.stored[place], FSDP)
+            if not free and TENSOR not in layout.gathered[place]:  # of uneven parts, which `fsdp` gathers last
+                axes = (FSDP, *layout.stored[place])
+            stored = replace(layout, stored=(*layout.stored[:place], axes, *layout.stored[place + 1 :]))
             is_only_looked_up = any(place in dims for dims in moving) and parameter.path not in reading.matmuls
             return _looked_up(stored, layout, place, sizes) if is_only_looked_up else stored
     indivisible = f"no dim divides over fsdp {sizes[FSDP]}"

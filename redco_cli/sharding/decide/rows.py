@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from redco_cli.sharding.decide.sharded import Sharded, cut, part_spec
+from redco_cli.sharding.decide.sharded import Sharded, cut, part_spec, scattered
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.lookups import lookup
@@ -98,17 +98,24 @@ def looked_up(equation: Any, table: Sharded, ids: Any, dtype: Any) -> Any:
             dims[place] = lives[dim] if dim < len(lives) else None
         return PartitionSpec(*dims)
 
-    looked, used = where(DATA, table.spec), where(BATCH_AXES, table.gathered)
+    over_tensor = scattered(table.gathered, table.spec, table.value.ndim)  # as the rows are used
+    way = list(dict.fromkeys([where(DATA, table.spec), where(DATA, over_tensor), where(BATCH_AXES, table.gathered)]))
+
+    def moved(x: Any, way: Sequence[PartitionSpec]) -> Any:
+        x = x.astype(dtype)
+        for spec in way:
+            x = constrained(x, spec)
+        return x
 
     def run(arrays: Any, ids: Any) -> Any:
         rows = bind(equation, [table.having(arrays).value, constrained(ids, PartitionSpec(DATA))])[0]
-        return constrained(constrained(rows.astype(dtype), looked), used).astype(rows.dtype)
+        return moved(rows, way).astype(rows.dtype)
 
     def forward(arrays: Any, ids: Any) -> tuple[Any, Any]:
         return run(arrays, ids), ids
 
     def backward(ids: Any, gradient: Any) -> tuple[Any, None]:
-        gradient = constrained(constrained(gradient.astype(dtype), used), looked)
+        gradient = moved(gradient, way[::-1])
         ids = constrained(ids, PartitionSpec(DATA))
         parts = jax.vmap(part, (0, found.ids), -1)(cut(ids, 0, ways), cut(gradient, found.ids, ways))
         parts = constrained(parts, part_spec(table.spec, parts.ndim - 1)).astype(table.value.dtype)

@@ -2,6 +2,14 @@
 
 The forward pass gathers a parameter from where it lives to where it is used, an all-gather over `fsdp`; the backward
 pass scatters its gradient back, a reduce-scatter.
+
+One whose rows do not divide, such as those of a vocabulary of 50,257, lives in shards of the other dim, and is used in
+uneven parts of its rows. On the way it has as many rows as divide, and what is added is cut off at once:
+
+    lives       [V, H/(F·T)]
+    padded      [V', H/(F·T)]       nothing moves
+    exchanged   [V'/T, H/F]         an all-to-all over `tensor`
+    gathered    [V'/T, H]           an all-gather over `fsdp`
 """
 
 from __future__ import annotations
@@ -79,12 +87,27 @@ class Sharded:
 
     @property
     def divides(self) -> bool:
-        """Whether the devices that share it have equal parts of it, where it lives and where it is used."""
-        return all(
-            size % math.prod(self.mesh.shape[axis] for axis in axes) == 0
-            for spec in (self.spec, self.gathered)
-            for size, axes in zip(self.value.shape, as_dims(spec), strict=False)
-        )
+        """Whether the devices that share it have equal parts of it where it lives."""
+        return not any(self._lacks(self.spec))
+
+    @property
+    def _even(self) -> PartitionSpec:
+        """Where it is as soon as it is padded: over `fsdp` as it lives, over `tensor` as it is used."""
+        return scattered(self.gathered, self.spec, self.value.ndim) if any(self._lacks(self.gathered)) else self.spec
+
+    def _lacks(self, spec: PartitionSpec) -> list[int]:
+        """How many entries each dim lacks to divide."""
+        pairs = zip(self.value.shape, as_dims(spec, self.value.ndim), strict=True)
+        return [-size % math.prod(self.mesh.shape[axis] for axis in axes) for size, axes in pairs]
+
+    def _padded(self, x: Any) -> Any:
+        """The array, or one with other dims in front, with as many entries as divide where it is used."""
+        lacks = self._lacks(self.gathered)
+        return jnp.pad(x, [*[(0, 0)] * (x.ndim - len(lacks)), *((0, lack) for lack in lacks)]) if any(lacks) else x
+
+    def _unpadded(self, x: Any) -> Any:
+        """The same without what was added."""
+        return x[tuple(map(slice, self.value.shape))] if any(self._lacks(self.gathered)) else x
 
     def array(self, use: str = "") -> Any:
         """The array, whole, as it is used."""
@@ -107,14 +130,20 @@ class Sharded:
             array = self.having(arrays).value
             if self.is_cast and not self._is_on_tpu:
                 array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, self.spec))
-            return jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, self.gathered))
+            array = self._padded(array)
+            for spec in ((self._even,) if self._even != self.spec else ()) + (self.gathered,):
+                array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
+            return self._unpadded(array)
 
         def forward(arrays: Any) -> tuple[Any, None]:
             return value(arrays), None
 
         def backward(_: None, gradient: Any) -> tuple[Any]:
-            for spec in (self.gathered, *self._halfway(), self.spec):  # the first keeps it out of the product before
+            gradient = self._padded(gradient)
+            # The first keeps it out of the product before.
+            for spec in dict.fromkeys((self.gathered, *self._halfway(), self._even, self.spec)):
                 gradient = jax.lax.with_sharding_constraint(gradient, NamedSharding(self.mesh, spec))
+            gradient = self._unpadded(gradient)
             if self.is_apart and self.arrays.takes_sums:
                 return (replace(self.arrays, value=gradient, parts=None),)
             return (replace(self.arrays, value=None, parts=self._of_first(gradient)) if self.is_apart else gradient,)
@@ -133,10 +162,10 @@ class Sharded:
         replicas, ways = self.mesh.shape.get(DATA, 1), self.mesh.shape.get(FSDP, 1)
         if replicas == 1 or self.value.nbytes < SMALL:
             return ()
-        for dim, shards in enumerate(as_dims(self.spec)):
+        for dim, shards in enumerate(as_dims(self._even)):
             if shards == (FSDP,) and self.value.shape[dim] % (replicas * ways) == 0:
                 return tuple(
-                    PartitionSpec(*self.spec[:dim], axes, *self.spec[dim + 1 :])
+                    PartitionSpec(*self._even[:dim], axes, *self._even[dim + 1 :])
                     for axes in ((DATA, FSDP), (FSDP, DATA))
                 )
         return ()
@@ -152,21 +181,21 @@ class Sharded:
         Args:
             parts: of the gradient where the parameter is whole [D * F, ...] over `data` D and `fsdp` F, data major.
         """
-        scattered = _scattered(self.gathered, self.spec, parts.ndim - 1)
-        place = next((dim for dim, axes in enumerate(as_dims(scattered)) if FSDP in axes), None)
+        there = scattered(self.gathered, self.spec, parts.ndim - 1)
+        place = next((dim for dim, axes in enumerate(as_dims(there)) if FSDP in axes), None)
 
         def add_up(part: Any) -> Any:
             own = jnp.squeeze(part, 0)
             own = jax.lax.psum(own, FSDP) if place is None else scatter_sum(own, self.mesh, FSDP, place)
             return own[..., None] if self.is_apart else jax.lax.psum(own, DATA)
 
-        lives = part_spec(scattered, parts.ndim - 1) if self.is_apart else scattered
+        lives = part_spec(there, parts.ndim - 1) if self.is_apart else there
         summed = jax.shard_map(
             add_up, mesh=self.mesh, in_specs=PartitionSpec(BATCH_AXES, *self.gathered), out_specs=lives, check_vma=False
-        )(parts)
+        )(self._padded(parts))
         if self.is_apart:
-            return replace(self.arrays, value=None, parts=self._parts(summed, self.spec))
-        return jax.lax.with_sharding_constraint(summed, NamedSharding(self.mesh, self.spec))
+            return replace(self.arrays, value=None, parts=self._unpadded(self._parts(summed, self.spec)))
+        return self._unpadded(jax.lax.with_sharding_constraint(summed, NamedSharding(self.mesh, self.spec)))
 
     def _parts(self, parts: Any, spec: PartitionSpec) -> Any:
         return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, part_spec(spec, parts.ndim - 1)))
@@ -195,7 +224,7 @@ class Sharded:
         return Sharded(arrays, spec, gathered, self.mesh, alone)
 
 
-def _scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> PartitionSpec:
+def scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> PartitionSpec:
     """Where a parameter is used, and over `fsdp` where it lives."""
     pairs = zip(as_dims(gathered, ndim), as_dims(spec, ndim), strict=True)
     return as_spec(tuple((*used, FSDP) if FSDP in lives and FSDP not in used else used for used, lives in pairs))

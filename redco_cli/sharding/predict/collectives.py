@@ -11,7 +11,7 @@ from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Candidate, Costs
 from redco_cli.sharding.decide.layout import Layout, dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
-from redco_cli.sharding.program.events import PossibleCollective
+from redco_cli.sharding.program.events import LOOKED_UP, PossibleCollective
 from redco_cli.sharding.program.reading import Parameter, Reading
 
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
@@ -43,10 +43,15 @@ def predict_collectives(
     """
     moved: dict[tuple[str, str, str], list[int]] = defaultdict(list)
     costs = Costs(reading.collectives, reading.split_batch(sizes[DATA] * sizes[FSDP]))
-    for collective, ways in _between_activations(chosen, costs):
+    split = [candidate.ways for candidate in chosen]
+    split += [{axis: sizes[TENSOR]} for axis in _uneven(reading.parameters, layouts, sizes)]
+    split_features = _uneven_tables(reading, layouts, sizes)
+    for collective, ways in _between_activations(split, costs):
+        if collective.what == LOOKED_UP and not split_features.isdisjoint(ways):
+            continue
         each = costs.bytes(collective, ways) // collective.count
         moved[collective.kind, TENSOR, collective.what] += [each] * collective.count
-    for collective in costs.collectives(_cut_axes(reading, chosen, layouts)):
+    for collective in costs.collectives(_cut_axes(reading, chosen, layouts, sizes)):
         moved[collective.kind, TENSOR, collective.what] += [costs.bytes(collective, {}) // sizes[TENSOR]]
     beside = _beside_split(reading, layouts)
     for parameter, layout in zip(reading.parameters, layouts, strict=True):
@@ -58,6 +63,10 @@ def predict_collectives(
         if parameter.path not in frozen:
             is_summed = bool(parameter.axes & beside) and TENSOR not in _axes(layout.gathered)
             found += _gradient(whole, layout, used, sizes, is_summed=is_summed)
+        if _place_of_uneven(parameter, layout, sizes) is not None:
+            shard = whole // (sizes[FSDP] * sizes[TENSOR])
+            exchanged = (PARAMETERS,) if parameter.path in frozen else (PARAMETERS, GRADIENTS)
+            found += [((ALL_TO_ALL, TENSOR, what), shard) for what in exchanged]
         if layout.by_rows is not None:
             found += [((ALL_REDUCE, TENSOR, "partial sums of a matmul"), layout.by_rows.summed)]
             found += [((ALL_GATHER, TENSOR, "gradient of a matmul's input"), layout.by_rows.gathered)]
@@ -69,18 +78,18 @@ def predict_collectives(
 
 
 def _between_activations(
-    chosen: Sequence[Candidate], costs: Costs
+    split: Sequence[Mapping[Axis, int]], costs: Costs
 ) -> list[tuple[PossibleCollective, Mapping[Axis, int]]]:
     """What moves because axes are split, with their ways; of one array's gradients the largest: their sum is moved."""
     found: list[tuple[PossibleCollective, Mapping[Axis, int]]] = []
     largest: dict[int, tuple[PossibleCollective, Mapping[Axis, int]]] = {}
-    for candidate in chosen:
-        for one in costs.collectives(axis for axis, ways in candidate.ways.items() if ways > 1):
+    for ways in split:
+        for one in costs.collectives(axis for axis, parts in ways.items() if parts > 1):
             known = largest.get(id(one.of))
             if one.of is None:
-                found.append((one, candidate.ways))
-            elif known is None or costs.bytes(*known) < costs.bytes(one, candidate.ways):
-                largest[id(one.of)] = one, candidate.ways
+                found.append((one, ways))
+            elif known is None or costs.bytes(*known) < costs.bytes(one, ways):
+                largest[id(one.of)] = one, ways
     return found + list(largest.values())
 
 
@@ -99,7 +108,9 @@ def _rows(
     there, back = (ALL_TO_ALL, size), (ALL_TO_ALL, size)
     if indexed:
         there, back = (REDUCE_SCATTER, size), (ALL_GATHER, size * sizes[FSDP])
-    return [((kind, FSDP, ROWS), size) for kind, size in ((there,) if is_frozen else (there, back))]
+    found = [((kind, FSDP, ROWS), size) for kind, size in ((there,) if is_frozen else (there, back))]
+    is_uneven = _place_of_uneven(parameter, layout, sizes) is not None
+    return [*found, ((ALL_GATHER, TENSOR, ROWS), size)] if is_uneven else found
 
 
 Moved = list[tuple[tuple[str, str, str], int]]
@@ -172,9 +183,35 @@ def _axes(dims: Sequence[Sequence[str]]) -> set[str]:
     return {axis for dim in dims for axis in dim}
 
 
-def _cut_axes(reading: Reading, chosen: Sequence[Candidate], layouts: Sequence[Layout]) -> set[Axis]:
+def _uneven(parameters: Sequence[Parameter], layouts: Sequence[Layout], sizes: Mapping[str, int]) -> dict[Axis, None]:
+    """Axes of which `tensor` takes uneven parts, such as a vocabulary that does not divide."""
+    pairs = zip(parameters, layouts, strict=True)
+    places = [(parameter, _place_of_uneven(parameter, layout, sizes)) for parameter, layout in pairs]
+    return {parameter.dims[place][0]: None for parameter, place in places if place is not None}
+
+
+def _uneven_tables(reading: Reading, layouts: Sequence[Layout], sizes: Mapping[str, int]) -> set[Axis]:
+    """Those of tables whose rows move: every device of `tensor` has some features of all rows."""
+    tables = [
+        (parameter, layout)
+        for parameter, layout in zip(reading.parameters, layouts, strict=True)
+        if parameter.path in reading.rows and any(dims_of_moving_rows(parameter, reading, sizes))
+    ]
+    return set(_uneven([parameter for parameter, _ in tables], [layout for _, layout in tables], sizes))
+
+
+def _place_of_uneven(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> int | None:
+    """The dim of a parameter that is used in uneven parts."""
+    dims = enumerate(zip(parameter.shape, layout.gathered, strict=True))
+    return next((place for place, (size, used) in dims if TENSOR in used and size % sizes[TENSOR]), None)
+
+
+def _cut_axes(
+    reading: Reading, chosen: Sequence[Candidate], layouts: Sequence[Layout], sizes: Mapping[str, int]
+) -> set[Axis]:
     """Leading factors of fused projections: blocks of them are moved where the program takes them apart."""
     taken = {axis for candidate in chosen for axis in candidate.chain}
+    taken |= set(_uneven(reading.parameters, layouts, sizes))
     return {
         dim[0]
         for parameter, layout in zip(reading.parameters, layouts, strict=True)

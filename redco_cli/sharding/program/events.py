@@ -9,6 +9,10 @@ from typing import Any, NamedTuple
 
 from redco_cli.sharding.axes import Axis, Dim, factors
 
+LOOKED_UP = "rows looked up"
+GRADIENT = "gradient of"
+"""How what is moved is called: rows of a table that is split by rows, and, in front, what the backward pass moves."""
+
 
 class Value(NamedTuple):
     """What the walk knows of an array.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, mark_layer, split, unify
-from redco_cli.sharding.program.events import RowLookup, Value, itemsize
+from redco_cli.sharding.program.events import LOOKED_UP, RowLookup, Value, itemsize
 from redco_cli.sharding.program.walk import Walk, combined, rule, viewed
 
 
@@ -97,7 +97,7 @@ def _gather(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     rest = iter(indices.dims[:-1])
     result = combined(operands[:1], [next(rest) if dim is None else dim for dim in dims])
     indexed = [table.dims[i] for i in numbers.collapsed_slice_dims]
-    walk.may_need("all-reduce", indexed, result, equation.outvars[0].aval, "rows looked up")
+    walk.may_need("all-reduce", indexed, result, equation.outvars[0].aval, LOOKED_UP)
     if not table.from_batch:
         walk.lookups.extend(indexed)
         if indices.from_batch and all(slices[i] == aval.shape[i] for i in kept):

@@ -15,6 +15,7 @@ from jax.extend import core
 
 from redco_cli.sharding.axes import Dim, fresh_dims, mark_layer, unify
 from redco_cli.sharding.program.events import (
+    GRADIENT,
     ActivationProduct,
     Matmul,
     PossibleCollective,
@@ -33,8 +34,6 @@ _RULES: dict[str, Rule] = {}
 _VIEWS = ("reshape", "transpose", "convert_element_type")
 """Of one array, the same view is one array too, however often a program takes it."""
 _RECOMPUTED = ("remat", "remat2", "checkpoint")
-GRADIENT = "gradient of"
-"""How what the backward pass moves is called."""
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
