@@ -42,6 +42,7 @@ class _Gathering:
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
         multiplied: by their `id`, arrays that parameters multiplied so far, and each as the products see it.
+        cast: by their `id` and type, arrays that were cast so far, and what to.
     """
 
     mesh: Mesh
@@ -51,10 +52,15 @@ class _Gathering:
     enters: frozenset[str] = frozenset()
     everywhere: bool = False
     multiplied: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    cast: dict[tuple[int, tuple[Any, ...]], tuple[Any, Any]] = field(default_factory=dict)
 
     def is_tracked(self, operand: Any) -> bool:
         """Whether it is a parameter in shards."""
         return isinstance(operand, Sharded | Repeated)
+
+    @property
+    def _is_over_tensor(self) -> bool:
+        return bool(self.mesh.shape.get(TENSOR, 1) > 1)
 
     def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         """An equation on whole parameters; a name is none."""
@@ -71,6 +77,8 @@ class _Gathering:
         if moves_rows(equation, operands, self.examples):
             rows = equation.outvars[0]
             return [looked_up(equation, operands[0], operands[1], self.casts.get(rows, rows.aval.dtype))]
+        if self._is_over_tensor and equation.primitive.name == "convert_element_type" and _is_traced(operands[0]):
+            return [self._cast_once(equation, operands[0])]
         operands = self._as_products_see(equation, operands)
         if self.reshard_after_forward and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands):
             again = jax.checkpoint(
@@ -92,19 +100,26 @@ class _Gathering:
         What the parameter alone has in shards stays whole here: XLA would split the array as it is, and what it was
         made of as far back as it reaches.
         """
-        if equation.primitive.name != "dot_general" or self.mesh.shape.get(TENSOR, 1) == 1:
+        if equation.primitive.name != "dot_general" or not self._is_over_tensor:
             return operands
         if sum(isinstance(x, Sharded) for x in operands) != 1:
             return operands
         (place,) = (place for place, x in enumerate(operands) if isinstance(x, Sharded))
         parameter, other = operands[place], operands[1 - place]
-        if not isinstance(other, jax.core.Tracer):  # a constant has no gradient, and is seen by more than one trace
+        if not _is_traced(other):
             return operands
         _, seen = self.multiplied.setdefault(id(other), (other, _copy(other)))
         alone = _contracted_alone(parameter, equation.params["dimension_numbers"][0], place)
         if alone:
             seen = _whole_along(seen, alone, self.mesh)
         return [x if isinstance(x, Sharded) else seen for x in operands]
+
+    def _cast_once(self, equation: Any, x: Any) -> Any:
+        """The array in another precision; the same for all that cast it so, whose products then share one copy."""
+        key = id(x), tuple(equation.params.values())
+        if key not in self.cast:
+            self.cast[key] = x, bind(equation, [x])[0]
+        return self.cast[key][1]
 
     def _in_a_loop(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
@@ -197,6 +212,11 @@ def _used_again(leaf: Any, lives: PartitionSpec, x: Any, jaxpr: Any, mesh: Mesh)
         return leaf
     found = list(uses(jaxpr, x))
     return summed_once(leaf, lives, mesh, min(found, key=lambda one: one.itemsize)) if len(found) > 1 else leaf
+
+
+def _is_traced(x: Any) -> bool:
+    """Whether it is an array of the trace at hand; a constant has no gradient, and is seen by more than one trace."""
+    return isinstance(x, jax.core.Tracer)
 
 
 def _is_spec(leaf: Any) -> bool:

@@ -353,6 +353,25 @@ def test_a_cast_parameter_is_gathered_in_fewer_bits():
     assert casts == ["bf16[64,256]"] * 2  # where it lives, and where it is used
 
 
+def test_products_that_each_cast_one_array_add_up_its_gradient_in_that_precision():
+    """As those of queries, keys and values, whose input a norm leaves in float32; over tensor it is summed once."""
+
+    def loss_fn(params, batch):
+        x = batch["x"] * params["scale"]
+        made = [x.astype(jnp.bfloat16) @ params[name].astype(jnp.bfloat16) for name in "abc"]
+        return sum((one.astype(jnp.float32) ** 2).sum() for one in made)
+
+    params = {name: draw(64, 128, seed=seed) for seed, name in enumerate("abc")} | {"scale": draw(64)}
+    specs = dict.fromkeys("abc", P("fsdp", "tensor")) | {"scale": P()}
+    used = dict.fromkeys("abc", P(None, "tensor")) | {"scale": P()}
+    gathers = gathering(loss_fn, specs, used, device_mesh(MESH))
+    text = str(jax.make_jaxpr(jax.grad(gathers))(params, {"x": draw(8, 64)}))
+    casts = re.findall(r"(\w+)\[8,64\] = convert_element_type\[new_dtype=(\w+)", text)
+    assert casts == [("bf16", "bfloat16"), ("f32", "float32")]
+    sums = re.findall(r"(\w+)\[8,64\] = add_any", text)
+    assert sums == ["bf16"] * 2
+
+
 LAYERS, WIDE = 6, 1024
 
 
