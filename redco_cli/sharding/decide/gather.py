@@ -29,7 +29,7 @@ from redco_cli.sharding.decide.sharded import SMALL, Apart, Sharded
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
-from redco_cli.sharding.program.rewrite import bind, conditional, loop, rewritten
+from redco_cli.sharding.program.rewrite import VIEWS, bind, conditional, loop, rewritten
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Gathering:
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
         multiplied: by their `id`, arrays that parameters multiplied so far, and each as the products see it.
-        cast: by their `id` and type, arrays that were cast so far, and what to.
+        viewed: by their `id` and how, arrays that were seen in another way so far, and what that gave.
     """
 
     mesh: Mesh
@@ -52,7 +52,7 @@ class _Gathering:
     enters: frozenset[str] = frozenset()
     everywhere: bool = False
     multiplied: dict[int, tuple[Any, Any]] = field(default_factory=dict)
-    cast: dict[tuple[int, tuple[Any, ...]], tuple[Any, Any]] = field(default_factory=dict)
+    viewed: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)
 
     def is_tracked(self, operand: Any) -> bool:
         """Whether it is a parameter in shards."""
@@ -77,8 +77,8 @@ class _Gathering:
         if moves_rows(equation, operands, self.examples):
             rows = equation.outvars[0]
             return [looked_up(equation, operands[0], operands[1], self.casts.get(rows, rows.aval.dtype))]
-        if self._is_over_tensor and equation.primitive.name == "convert_element_type" and _is_traced(operands[0]):
-            return [self._cast_once(equation, operands[0])]
+        if self._is_over_tensor and equation.primitive.name in VIEWS and _is_traced(operands[0]):
+            return [self._viewed_once(equation, operands[0])]
         operands = self._as_products_see(equation, operands)
         if self.reshard_after_forward and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands):
             again = jax.checkpoint(
@@ -114,12 +114,12 @@ class _Gathering:
             seen = _whole_along(seen, alone, self.mesh)
         return [x if isinstance(x, Sharded) else seen for x in operands]
 
-    def _cast_once(self, equation: Any, x: Any) -> Any:
-        """The array in another precision; the same for all that cast it so, whose products then share one copy."""
-        key = id(x), tuple(equation.params.values())
-        if key not in self.cast:
-            self.cast[key] = x, bind(equation, [x])[0]
-        return self.cast[key][1]
+    def _viewed_once(self, equation: Any, x: Any) -> Any:
+        """The array cast or in another shape; the same for all that do so, whose products then share one copy."""
+        key = id(x), f"{equation.primitive.name} {equation.params}"
+        if key not in self.viewed:
+            self.viewed[key] = x, bind(equation, [x])[0]
+        return self.viewed[key][1]
 
     def _in_a_loop(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         summed = [x.summed if isinstance(x, Repeated) else x for x in operands]

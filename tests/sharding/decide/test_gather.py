@@ -372,6 +372,23 @@ def test_products_that_each_cast_one_array_add_up_its_gradient_in_that_precision
     assert sums == ["bf16"] * 2
 
 
+def test_products_of_one_array_in_another_shape_add_up_its_gradient_before_what_is_beside_them():
+    """As a residual connection is, in layers without a norm before them."""
+
+    def loss_fn(params, batch):
+        x = batch["x"] * params["scale"]
+        made = [x.reshape(-1, 64) @ params[name] for name in "abc"]
+        return sum((one**2).sum() for one in made) + (x**3).sum()
+
+    params = {name: draw(64, 128, seed=seed) for seed, name in enumerate("abc")} | {"scale": draw(64)}
+    specs = dict.fromkeys("abc", P("fsdp", "tensor")) | {"scale": P()}
+    used = dict.fromkeys("abc", P(None, "tensor")) | {"scale": P()}
+    gathers = gathering(loss_fn, specs, used, device_mesh(MESH))
+    text = str(jax.make_jaxpr(jax.grad(gathers))(params, {"x": draw(8, 4, 64)}))
+    assert len(re.findall(r"f32\[32,64\] = add_any", text)) == 2
+    assert len(re.findall(r"f32\[8,4,64\] = add_any", text)) == 1
+
+
 LAYERS, WIDE = 6, 1024
 
 

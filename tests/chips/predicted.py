@@ -1,18 +1,22 @@
-"""Predicted beside compiled memory of train steps at the widths of real models, for devices that are not there.
+"""Predicted beside compiled memory and traffic of train steps at the widths of real models, for devices not there.
 
-    python -m tests.chips.memory h100:8            every model, in an environment that has the compilers
-    python -m tests.chips.memory h100:8 gpt2-xl    some
+    python -m tests.chips.predicted h100:8            every model on a mesh of its own, where compilers are installed
+    python -m tests.chips.predicted h100:8 gpt2-xl    some
+    python -m tests.chips.predicted h100:8 --cube     on data 2 x fsdp 2 x tensor 2, of which each is tested
 
 As `make test-chips`, which builds that environment, it needs `JAX_PLATFORMS=cpu`. Computed in bfloat16 over float32
 parameters, with AdamW; encoders and encoder-decoders with their dropout, some models with fewer layers than they have.
+Traffic is what one device sends in a step.
 """
 
+import argparse
 import json
 import statistics
-import sys
 
 from redco_cli.chips.target import parse_target, targeting
+from redco_cli.errors import RedcoError
 from redco_cli.planning.targets.compile import compile_for
+from redco_cli.sharding.compiled.events import sent_bytes
 from tests.chips.programs import Program, asked, planned
 
 _FSDP, _CUBE = {"data": 1, "fsdp": 8, "tensor": 1}, {"data": 2, "fsdp": 2, "tensor": 2}
@@ -129,21 +133,36 @@ MODELS = {
 """A model, mesh, examples, tokens of each, and remat."""
 
 
-def compared(name: str, target: str) -> float:
-    """Predicted over compiled bytes of one step."""
-    model, mesh, batch, length, remat = MODELS[name]
-    program, devices = Program(model, target, mesh, batch, length, remat), parse_target(target, "target")  # type: ignore[arg-type]
-    with targeting(devices):
-        option = planned(program)
+def compared(name: str, target: str, mesh: dict[str, int]) -> tuple[float, float] | None:
+    """Predicted over compiled bytes of one step, allocated and sent; None where it does not fit."""
+    model, own, batch, length, remat = MODELS[name]
+    program, devices = Program(model, target, mesh or own, batch, length, remat), parse_target(target, "target")  # type: ignore[arg-type]
+    try:
+        with targeting(devices):
+            option = planned(program)
+    except RedcoError as refused:
+        print(f"| {name} | {refused} |", flush=True)
+        return None
     found = compile_for(devices, option, {**asked(program), "dtype": None})[0]
     if found.memory is None:
-        raise SystemExit(f"{name} does not fit: {found.too_large}")
-    predicted = option.memory.total
-    print(f"| {name} | {predicted / 2**30:.2f} GiB | {found.memory / 2**30:.2f} GiB | {predicted / found.memory:.2f} |")
-    return predicted / found.memory
+        print(f"| {name} | {found.too_large} |", flush=True)
+        return None
+    sent = [
+        sum(sent_bytes(one, program.mesh) for one in moved) for moved in (option.plan.collectives, found.collectives)
+    ]
+    sizes = (option.memory.total, found.memory), (sent[0], sent[1])
+    cells = [f"{a / 2**30:.2f} GiB | {b / 2**30:.2f} GiB | {a / b:.2f}" for a, b in sizes]
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
+    return option.memory.total / found.memory, sent[0] / sent[1]
 
 
 if __name__ == "__main__":
-    print("| model | predicted | compiled | ratio |\n|---|--:|--:|--:|")
-    ratios = [compared(name, sys.argv[1]) for name in sys.argv[2:] or MODELS]
-    print(f"median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("target")
+    parser.add_argument("names", nargs="*", metavar="name", choices=[*MODELS, []])
+    parser.add_argument("--cube", action="store_true")
+    given = parser.parse_args()
+    print("| model | memory | compiled | ratio | traffic | compiled | ratio |\n|---|--:|--:|--:|--:|--:|--:|")
+    every = [compared(name, given.target, _CUBE if given.cube else {}) for name in given.names or MODELS]
+    for what, ratios in zip(("memory", "traffic"), zip(*filter(None, every), strict=True), strict=True):
+        print(f"{what}: median {statistics.median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
