@@ -13,8 +13,6 @@ from typing import Any
 
 from jax.extend import core
 
-from redco_cli.sharding.program.examples import programs_of
-
 _CALLS = frozenset({
     "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "remat", "remat2", "checkpoint"
 })  # fmt: skip
@@ -53,13 +51,13 @@ def _again(jaxpr: Any, policy: Policy | None, needed: set[Any]) -> tuple[set[Any
         results = needed.intersection(equation.outvars)
         name, operands = equation.primitive.name, equation.invars
         if name in _CALLS:
-            (inner,) = programs_of(equation.params)
+            (inner,) = core.jaxprs_in_params(equation.params)
             wanted = {own for own, out in zip(inner.outvars, equation.outvars, strict=True) if out in results}
             again, inside = _again(inner, policy, wanted)
             found |= again
             operands = [atom for own, atom in zip(inner.invars, operands, strict=True) if own in inside]
         elif name in _CONTROL_FLOW:
-            for program in programs_of(equation.params):
+            for program in core.jaxprs_in_params(equation.params):
                 found |= _again(program, policy, set(program.outvars))[0]
         elif results and not _is_saved(equation, policy):
             found |= results

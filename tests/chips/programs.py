@@ -145,7 +145,19 @@ BOUNDED = {
     )
 }
 """Of scores that cuDNN's attention does not bound."""
-EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED | SQUARE | EXPERTS | BOUNDED
+VOCABULARIES = {
+    f"gpt2 of {size} on {target}": Program(
+        json.dumps({"model_type": "gpt2", **FAMILIES["gpt2"], "vocab_size": size}),
+        target,
+        {"data": 2, "fsdp": 2, "tensor": 2},
+        SMALL_BATCH,
+        SMALL_LENGTH,
+    )
+    for target in ("h100:8", "v6e:2x4")
+    for size in (50257, 50304)
+}
+"""One that does not divide; and one whose shards are of 197 tiles of a TPU, a prime number."""
+EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED | SQUARE | EXPERTS | BOUNDED | VOCABULARIES
 
 
 def asked(program: Program) -> dict[str, Any]:
@@ -177,7 +189,7 @@ def digest_of(workload: Workload, plan: Plan, batch_size: int) -> str:
     package = Path(find_workload.__code__.co_filename).parents[1]
     parts = [
         re.sub(r"0x[0-9a-f]+|/[^ ]*\.py(:\d+)?", "", str(traced)),
-        *(f"{row.path} {row.spec} {row.gathered}" for row in plan.rows),
+        *(f"{row.path} {row.spec} {row.gathered} {row.alone}" for row in plan.rows),
         *((package / source).read_text() for source in SOURCES),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

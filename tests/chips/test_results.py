@@ -36,9 +36,8 @@ def test_traffic_is_as_predicted(name):
         plan = planned(EVERY[name]).plan
     predicted = sum(sent_bytes(one, plan.mesh) for one in plan.collectives)
     compiled = FOUND[name]["sent"]
-    # Of two layers of 256 features: a GPU's compiler adds up what every expert makes of every token before it is moved
-    # (1.16), and a v5e's the gradients of queries, keys and values of a T5 one by one (0.76).
-    others = {"mixtral, h100:8": 0.2, "t5, v5e:2x4": 0.25}
+    # Of two layers of 256 features: a GPU's compiler adds up what every expert makes of every token before it is moved.
+    others = {"mixtral, h100:8": 0.2}
     assert predicted == pytest.approx(compiled, rel=others.get(name, 0.15))
 
 

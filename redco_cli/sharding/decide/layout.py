@@ -58,8 +58,7 @@ class Layout:
     @property
     def alone(self) -> DimShardings:
         """What of `gathered` splits nothing else along with it."""
-        place = None if self.by_rows is None else self.by_rows.place
-        return tuple((TENSOR,) if number == place else () for number in range(len(self.gathered)))
+        return tuple((TENSOR,) if self.by_rows and self.by_rows.place == i else () for i in range(len(self.gathered)))
 
 
 def lay_out(
@@ -260,10 +259,8 @@ def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Ma
         ]
         if places:
             place = places[0]
-            axes = (*layout.stored[place], FSDP)
-            if not free and TENSOR not in layout.gathered[place]:  # of uneven parts, which `fsdp` gathers last
-                axes = (FSDP, *layout.stored[place])
-            stored = replace(layout, stored=(*layout.stored[:place], axes, *layout.stored[place + 1 :]))
+            gathered_last = not free and TENSOR not in layout.gathered[place]
+            stored = replace(layout, stored=_with(layout.stored, place, FSDP, in_front=gathered_last))
             is_only_looked_up = any(place in dims for dims in moving) and parameter.path not in reading.matmuls
             return _looked_up(stored, layout, place, sizes) if is_only_looked_up else stored
     indivisible = f"no dim divides over fsdp {sizes[FSDP]}"
@@ -298,5 +295,6 @@ def _looked_up(stored: Layout, layout: Layout, place: int, sizes: Mapping[str, i
     return replace(stored, gathered=_with(layout.gathered, place, FSDP), reason=reason)
 
 
-def _with(dims: DimShardings, place: int, axis: str) -> DimShardings:
-    return tuple((*dim, axis) if i == place else dim for i, dim in enumerate(dims))
+def _with(dims: DimShardings, place: int, axis: str, *, in_front: bool = False) -> DimShardings:
+    axes = (axis, *dims[place]) if in_front else (*dims[place], axis)
+    return (*dims[:place], axes, *dims[place + 1 :])

@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from redco_cli.sharding.decide.repeated import Repeated, Summed
 from redco_cli.sharding.decide.sharded import Sharded, batch_ways
 from redco_cli.sharding.plan import BATCH_AXES
-from redco_cli.sharding.program.examples import programs_of, scan_counts
+from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
 
 
@@ -49,7 +49,7 @@ def repeats(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
         if name in VIEWS:
             weights.add(equation.outvars[0])
         enters = name in INLINED | REMATERIALISED or name == "scan"
-        if enters and any(repeats(inner, given) for inner in programs_of(equation.params)):
+        if enters and any(repeats(inner, given) for inner in core.jaxprs_in_params(equation.params)):
             return True
     return False
 
@@ -92,7 +92,7 @@ def _made_of(jaxpr: Any, weights: Mapping[Any, Any]) -> Iterator[Any]:
             continue
         is_no_larger = _size(equation.outvars) <= _size(variables)
         floating = all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.outvars)
-        if is_no_larger and floating and not equation.effects and not any(programs_of(equation.params)):
+        if is_no_larger and floating and not equation.effects and not any(core.jaxprs_in_params(equation.params)):
             known.update(equation.outvars)
             yield equation
 

@@ -23,13 +23,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.decide.repeated import Summed
 from redco_cli.sharding.decide.sharded import Apart, Sharded, batch_ways, cut, part_spec
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
-from redco_cli.sharding.program.examples import Examples, programs_of
+from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
 
 
@@ -109,7 +110,7 @@ def uses(jaxpr: Any, x: Any) -> Iterator[Any]:
             if name in VIEWS:
                 yield from uses(jaxpr, equation.outvars[0])
             elif name in INLINED | REMATERIALISED:
-                (inner,) = programs_of(equation.params)
+                (inner,) = core.jaxprs_in_params(equation.params)
                 yield from uses(inner, inner.invars[place])
             else:
                 yield x.aval.dtype

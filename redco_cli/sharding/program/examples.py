@@ -61,7 +61,7 @@ def _follow(jaxpr: Any, given: Sequence[bool], found: set[Any]) -> list[bool]:
 
 def _through(equation: Any, operands: list[bool], found: set[Any]) -> list[bool]:
     """Which results of an equation depend on its operands; those of unknown control flow all do."""
-    inside = list(programs_of(equation.params))
+    inside = list(core.jaxprs_in_params(equation.params))
     if equation.primitive.name == "scan":
         first, carried = scan_counts(equation.params)
         while True:
@@ -91,12 +91,3 @@ def scan_counts(params: Any) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     constants, carry, _ = params["ft_in"].unpack()
     return len(constants), len(carry)
-
-
-def programs_of(params: Any) -> Any:
-    """The programs inside of an equation."""
-    for value in params.values():
-        for one in value if isinstance(value, tuple | list) else (value,):
-            inner = getattr(one, "jaxpr", one)
-            if isinstance(inner, core.Jaxpr):
-                yield inner

@@ -9,8 +9,6 @@ from typing import Any
 
 from jax.extend import core
 
-from redco_cli.sharding.program.examples import programs_of
-
 
 @dataclass(frozen=True)
 class Lookup:
@@ -50,7 +48,7 @@ def casts(closed: Any) -> dict[Any, Any]:
         jaxpr = pending.pop()
         users = defaultdict(list)
         for equation in jaxpr.eqns:
-            pending += programs_of(equation.params)
+            pending += core.jaxprs_in_params(equation.params)
             for atom in equation.invars:
                 if not isinstance(atom, core.Literal):
                     users[atom].append(equation)

@@ -58,7 +58,7 @@ def test_loss_and_gradients_are_those_of_one_device(loss_fn, sizes):
     assert found.gradients["table"] < 1e-5
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("sizes", MESHES[:3], ids=str)  # without `fsdp` each use exchanges a gradient of its own
 @pytest.mark.parametrize("loss_fn", [tied, only_head])
 def test_the_table_is_exchanged_and_never_whole(loss_fn, sizes):
     """As much is moved as is foreseen, and no array of all rows has more features than a device of `fsdp` has."""
