@@ -34,11 +34,11 @@ def one_layer(block, shapes, batch=None):
 
 # Exact specs. Where it is used over `tensor`, on any mesh; where it lives over fsdp 4 x tensor 2.
 
-COLUMN, ROW, OVER, VECTOR = ("- t", "f t"), ("t -", "t f"), ("t", "t"), ("-", "-")
+COLUMN, ROW, OVER, VECTOR = ("- t", "f t"), ("t -", "tf -"), ("t", "t"), ("-", "-")
 MLP = {"wa": COLUMN, "wb": OVER, "wc": ROW, "wd": VECTOR, "zu": VECTOR}
 GATED = {"ka": COLUMN, "kb": COLUMN, "kc": ROW, "zu": VECTOR}
 HEADS = {"ra": COLUMN, "rb": COLUMN, "rc": COLUMN, "rd": ROW, "zu": VECTOR}
-EXPERTS = {"ga": ("- -", "f -"), "gb": ("t - -", "t f -"), "gc": ("t - -", "t f -"), "zu": VECTOR}
+EXPERTS = {"ga": ("- -", "f -"), "gb": ("t - -", "tf - -"), "gc": ("t - -", "tf - -"), "zu": VECTOR}
 LANGUAGE = {"ea": ROW, "eb": ("- -", "f -"), "ec": VECTOR, "ed": COLUMN, "zo": VECTOR}
 
 
@@ -65,9 +65,9 @@ SPECS = {
     "gated-2f": {"ka": ("- - t", "f - t"), "kc": ROW, "zu": VECTOR},
     "attention-flat": HEADS | {"rao": OVER, "rbo": OVER, "rco": OVER},
     "attention-general": dict.fromkeys(("ra", "rb", "rc"), ("- t -", "f t -"))
-    | {"rd": ("t - -", "t f -"), "zu": VECTOR},
+    | {"rd": ("t - -", "tf - -"), "zu": VECTOR},
     "attention-h3p": {"ra": COLUMN, "rb": OVER, "rd": ROW, "zu": VECTOR},
-    "attention-3hp": {"ra": ("- - t -", "f - t -"), "rb": ("- t -", "- t f"), "rd": ROW, "zu": VECTOR},
+    "attention-3hp": {"ra": ("- - t -", "f - t -"), "rb": ("- t -", "- tf -"), "rd": ROW, "zu": VECTOR},
     "attention-3hp-flat": {"ra": COLUMN, "rb": OVER, "rd": ROW, "zu": VECTOR},
     "attention-thirds": {"ra": COLUMN, "rb": OVER, "rd": ROW, "zu": VECTOR},
     "attention-transposed": {"ra": ROW, "rb": ROW, "rc": ROW, "rd": COLUMN, "zu": VECTOR},
@@ -483,7 +483,7 @@ def test_stacked_layers_are_never_split():
     params = shaped({"e": (96, 16), "l": {"a": (8, 16, 64), "b": (8, 64, 16)}})
     reading = read(loss_fn, params, {"x": jax.ShapeDtypeStruct((8, 16), "int32")})
     assert axis_kinds(reading) == {"e": "96r 16", "l/a": "8' 16 64", "l/b": "8' 64 16"}
-    assert stored(make_plan(reading, {"fsdp": 2, "tensor": 4})) == {"e": "t f", "l/a": "- f t", "l/b": "- t f"}
+    assert stored(make_plan(reading, {"fsdp": 2, "tensor": 4})) == {"e": "tf -", "l/a": "- f t", "l/b": "- tf -"}
     assert stored(make_plan(reading, {"fsdp": 8})) == {"e": "f -", "l/a": "- f -", "l/b": "- f -"}
 
 
@@ -615,12 +615,12 @@ def test_gpt2_of_hugging_face_has_kernels_the_other_way_round():
     plan = derive(one.loss_fn, one.params, one.batch, {"fsdp": 4, "tensor": 2})
     layer = "transformer/h/1"
     assert {path: entry for path, entry in stored(plan).items() if path.startswith(layer) and " " in entry} == {
-        f"{layer}/attn/c_attn/kernel": "t f",
+        f"{layer}/attn/c_attn/kernel": "tf -",
         f"{layer}/attn/c_proj/kernel": "f t",
-        f"{layer}/mlp/c_fc/kernel": "t f",
+        f"{layer}/mlp/c_fc/kernel": "tf -",
         f"{layer}/mlp/c_proj/kernel": "f t",
     }
-    assert stored(plan)["transformer/wte/embedding"] == "t f"
+    assert stored(plan)["transformer/wte/embedding"] == "tf -"
     assert reasons(plan)[f"{layer}/attn/c_attn/kernel"] == (
         "3 projections of 8 heads in one: contiguous blocks, moved where cut"
     )

@@ -14,6 +14,8 @@ from tests.sharding.programs.random import MESHES, WHOLE, Attention, Mlp, Sketch
 from tests.sharding.trial import attempt, due_to_rounding
 
 TOLERANCE = 1e-5
+MEANINGLESS = 0.1
+"""Error of a gradient by rounding from which on no step can be compared."""
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
 quickly = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 run_few = settings(
@@ -164,9 +166,12 @@ def check_equal(sketch, reshard_after_forward):
     plan = plan_of(sketch)
     assume(plan is not None)
     trial = attempt(sketch.loss, sketch.values(), sketch.batch(), plan, reshard_after_forward=reshard_after_forward)
-    # Some programs are so steep that the last bit of a parameter changes more; a few draws of that tell its size only.
+    # Some programs are so steep that the last bit of a parameter changes more; a few draws of that tell its size only,
+    # and nothing where it is no longer small.
     if trial.worst >= TOLERANCE:
-        assert trial.worst < 5 * due_to_rounding(sketch.loss, sketch.values(), sketch.batch()), trial.gradients
+        rounding = due_to_rounding(sketch.loss, sketch.values(), sketch.batch())
+        assume(rounding < MEANINGLESS)
+        assert trial.worst < 5 * rounding, trial.gradients
 
 
 @run_few

@@ -10,12 +10,12 @@ Every parameter gets the first of these that applies:
    device, and the whole is gathered where it is used. Where that costs more than summing what it is multiplied with, a
    weight is used by rows.
 
-Then the largest free dim that divides goes over `fsdp`: a parameter is gathered over it where it is used.
+Then the first dim that divides goes over `fsdp`, with or without `tensor`: a parameter is gathered over it where it is
+used.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -242,7 +242,7 @@ def _stored(parameter: Parameter, layout: Layout, place: int, reading: Reading, 
 
 
 def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Mapping[str, int]) -> Layout:
-    """The features of a table whose rows move; else the first dim that divides, a free one if there is one.
+    """The features of a table whose rows move; else the first dim that divides, be it in shards over `tensor` already.
 
     Shards of the first dim lie one after the other in memory: what is gathered of them needs no copy in another order.
     Vectors stay whole.
@@ -250,16 +250,12 @@ def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Ma
     bound, moving = parameter.indivisible(), dims_of_moving_rows(parameter, reading, sizes)
     if sizes[FSDP] == 1 or parameter.is_vector:
         return layout
-    for among, free in itertools.product((*moving, range(len(parameter.shape))), (True, False)):
-        ways = sizes[FSDP] * (1 if free else sizes[TENSOR])
-        places = [
-            place
-            for place in among
-            if parameter.shape[place] % ways == 0 and not bound[place] and (not layout.stored[place]) == free
-        ]
+    ways = [sizes[FSDP] * (sizes[TENSOR] if taken else 1) for taken in layout.stored]
+    for among in (*moving, range(len(parameter.shape))):
+        places = [place for place in among if parameter.shape[place] % ways[place] == 0 and not bound[place]]
         if places:
             place = places[0]
-            gathered_last = not free and TENSOR not in layout.gathered[place]
+            gathered_last = bool(layout.stored[place]) and TENSOR not in layout.gathered[place]
             stored = replace(layout, stored=_with(layout.stored, place, FSDP, in_front=gathered_last))
             is_only_looked_up = any(place in dims for dims in moving) and parameter.path not in reading.matmuls
             return _looked_up(stored, layout, place, sizes) if is_only_looked_up else stored

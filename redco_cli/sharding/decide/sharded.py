@@ -162,10 +162,12 @@ class Sharded:
         replicas, ways = self.mesh.shape.get(DATA, 1), self.mesh.shape.get(FSDP, 1)
         if replicas == 1 or self.value.nbytes < SMALL:
             return ()
+        used = as_dims(self.gathered, self.value.ndim)
         for dim, shards in enumerate(as_dims(self._even)):
-            if shards == (FSDP,) and self.value.shape[dim] % (replicas * ways) == 0:
+            cut = replicas * ways * math.prod(self.mesh.shape[axis] for axis in used[dim])
+            if shards == (*used[dim], FSDP) and self.value.shape[dim] % cut == 0:
                 return tuple(
-                    PartitionSpec(*self._even[:dim], axes, *self._even[dim + 1 :])
+                    PartitionSpec(*self._even[:dim], (*used[dim], *axes), *self._even[dim + 1 :])
                     for axes in ((DATA, FSDP), (FSDP, DATA))
                 )
         return ()

@@ -33,7 +33,7 @@ def test_what_follows_columns_that_are_cut_unevenly_is_used_by_rows():
     params, batch = given()
     plan = derive(loss_fn, params, batch, MESH)
     assert plan.gathered["b"] == P("tensor")
-    assert plan.specs["b"] == P("tensor", "fsdp")
+    assert plan.specs["b"] == P(("tensor", "fsdp"))
     (row,) = (row for row in plan.rows if row.path == "b")
     assert row.reason.endswith("by rows alone, its results are summed")
     found = attempt(loss_fn, params, batch, plan)

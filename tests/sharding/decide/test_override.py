@@ -38,9 +38,9 @@ def test_without_overrides():
     assert stored(plan_of()) == {
         "head": "f t",
         "layers/0/up": "f t",
-        "layers/0/down": "t f",
+        "layers/0/down": "tf -",
         "layers/1/up": "f t",
-        "layers/1/down": "t f",
+        "layers/1/down": "tf -",
         "scale": "-",
     }
 

@@ -113,7 +113,7 @@ def test_every_mesh_trains_the_same(kind, quantize):
     np.testing.assert_allclose(losses("shards"), losses("one"), rtol=1e-5)
     rows = {row["path"]: row for row in json.loads(Path("cube/sharding.json").read_text())["parameters"]}
     down = rows["model/layers/mlp/down/kernel/codes"]
-    assert down["spec"] == [None, "tensor", None, "fsdp"]
+    assert down["spec"] == [None, "tensor+fsdp"]
     assert down["gathered"] == [None, "tensor"]
     assert down["bytes_per_device"] * 4 == 2 * 256 * 128 // (2 if quantize == "nf4" else 1)
     assert predict("cube", ["mesh={data: 1}"], output="cube.jsonl").read_text().count("\n") == 8

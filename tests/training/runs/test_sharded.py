@@ -130,7 +130,7 @@ def test_a_decoder_on_every_axis_in_micro_batches_equals_one_device(trained) -> 
     assert held(many.state.params) < 0.3 * whole(many.state.params)
     layers = many.state.params["layers"]
     assert layers["attention"]["q"]["kernel"].sharding.spec == P(None, "fsdp", "tensor")
-    assert layers["attention"]["o"]["kernel"].sharding.spec == P(None, "tensor", "fsdp")
+    assert layers["attention"]["o"]["kernel"].sharding.spec == P(None, ("tensor", "fsdp"))
 
 
 @pytest.mark.slow
