@@ -21,7 +21,7 @@ The whole method is one call. A parameter lives where `specs` says, and is used 
     >>> plan = derive(loss_fn, params, batch, mesh)
     >>> for row in plan.rows:
     ...     print(f"{row.path:5} {tuple(row.spec)} used as {tuple(row.gathered)}: {row.reason}")
-    down  ('tensor', 'fsdp') used as ('tensor',): rows: sums over 256 features, 64 on each device
+    down  (('tensor', 'fsdp'),) used as ('tensor',): rows: sums over 256 features, 64 on each device
     up    ('fsdp', 'tensor') used as (None, 'tensor'): columns: makes 256 features, 64 on each device
     >>> for one in plan.collectives:
     ...     print(f"{one.count} {one.kind} over {one.axis}: {one.bytes:,} bytes, {one.what}")

@@ -22,11 +22,11 @@ divide only `down`, whose other dim is taken by then:
     >>> [[axis.size for axis in one.chain] for one in chosen]
     [[256]]
 
-`lay_out` splits the parameters that have a chosen axis there, and the first dim that is left over `fsdp`:
+`lay_out` splits the parameters that have a chosen axis there, and the first dim that divides over `fsdp`:
 
     >>> for parameter, layout in zip(reading.parameters, lay_out(reading, chosen, mesh, {})):
     ...     print(parameter.path, layout.stored, layout.gathered, layout.reason)
-    down (('tensor',), ('fsdp',)) (('tensor',), ()) rows: sums over 256 features, 64 on each device
+    down (('tensor', 'fsdp'), ()) (('tensor',), ()) rows: sums over 256 features, 64 on each device
     up (('fsdp',), ('tensor',)) ((), ('tensor',)) columns: makes 256 features, 64 on each device
 
 Start at `choose` (rules one and two), then `layout` (every parameter gets the first rule that applies), `override`
