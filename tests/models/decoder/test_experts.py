@@ -106,4 +106,5 @@ def test_products_that_an_adapter_sums_are_left_to_it():
             assert not sums_itself("layers/experts/down")
             assert sums_itself("layers/experts/up")
     adapted = derive(*step_of("mixtral", adapted=["layers/experts/gate"]), plan.mesh)
-    assert foreseen(adapted) - foreseen(plan) == 2 * (4 - 1) * TOKENS
+    # Forward, once more where what the experts made is recomputed, and backward.
+    assert foreseen(adapted) - foreseen(plan) == 3 * (4 - 1) * TOKENS

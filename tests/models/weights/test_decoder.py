@@ -260,7 +260,7 @@ def test_load_model_splits_over_a_mesh(tmp_path, implementation):
         if implementation == "decoder"
         else (params["transformer"]["h"]["0"]["mlp"]["c_fc"]["kernel"])
     )
-    spec = (None, "fsdp", "tensor") if implementation == "decoder" else ("tensor", "fsdp")
+    spec = (None, "fsdp", "tensor") if implementation == "decoder" else (("tensor", "fsdp"),)
     assert tuple(kernel.sharding.spec) == spec
     logits = jax.jit(model, compiler_options=pairs.QUICK)(params, batch.input_ids, batch.attention_mask)
     expected, _ = pairs.torch_results(models, batch)
