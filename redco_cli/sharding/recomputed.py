@@ -20,7 +20,7 @@ _CONTROL_FLOW = frozenset({"scan", "while", "cond"})
 _LINEAR = frozenset({
     "add", "add_any", "sub", "neg", "reshape", "transpose", "convert_element_type", "broadcast_in_dim", "reduce_sum",
     "squeeze", "expand_dims", "concatenate", "slice", "pad", "rev", "cumsum", "copy", "copy_p", "name",
-    "sharding_constraint", "reduce_precision", "optimization_barrier", "mark",
+    "sharding_constraint", "reduce_precision", "optimization_barrier",
 })  # fmt: skip
 """Primitives whose gradient needs none of their operands."""
 _BY_OTHERS = {"select_n": slice(0, 1), "dynamic_slice": slice(1, None), "gather": slice(1, None)}

@@ -2,7 +2,7 @@
 
     python -m tests.chips.predicted h100:8            every model on a mesh of its own, where compilers are installed
     python -m tests.chips.predicted h100:8 gpt2-xl    some
-    python -m tests.chips.predicted h100:8 --cube     on data 2 x fsdp 2 x tensor 2, of which each is tested
+    python -m tests.chips.predicted h100:8 --cube     all on data 2 x fsdp 2 x tensor 2
 
 As `make test-chips`, which builds that environment, it needs `JAX_PLATFORMS=cpu`. Computed in bfloat16 over float32
 parameters, with AdamW; encoders and encoder-decoders with their dropout, some models with fewer layers than they have.
@@ -38,12 +38,27 @@ _BART = {
 _T5 = {"d_kv": 64, "d_ff": 4096, "num_heads": 16, "num_layers": 6, "decoder_start_token_id": 0}
 _GPT2 = {"n_embd": 1600, "n_head": 25, "n_layer": 48, "n_positions": 1024, "vocab_size": 50257}
 _NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+_OLMO2 = {"hidden_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 16}
 _EXPERTS = {"num_attention_heads": 16, "num_key_value_heads": 4, "hidden_size": 2048}
 MODELS = {
     "llama-3.1-8b": ("llama-3.1-8b", _FSDP, 16, 4096, "none"),
     "llama-3.1-8b, remat full": ("llama-3.1-8b", _FSDP, 16, 8192, "full"),
     "qwen3-0.6b": ("qwen3-0.6b", _FSDP, 32, 2048, "none"),
     "gpt2-xl": (json.dumps({"model_type": "gpt2", **_GPT2, **_NO_DROPOUT}), _FSDP, 32, 1024, "none"),
+    "gpt2-medium": (
+        json.dumps({"model_type": "gpt2", **_GPT2, "n_embd": 1024, "n_head": 16, "n_layer": 24, **_NO_DROPOUT}),
+        _CUBE,
+        32,
+        1024,
+        "none",
+    ),
+    "olmo2, remat full": (
+        json.dumps({"model_type": "olmo2", **_OLMO2, "intermediate_size": 8192, "vocab_size": 100352}),
+        _CUBE,
+        32,
+        512,
+        "full",
+    ),
     "mixtral": (
         _large("mixtral", **_EXPERTS, num_hidden_layers=8, num_local_experts=8, vocab_size=32000),
         _FSDP,

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core
 from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import compiled_collectives, derive
@@ -34,11 +35,12 @@ def post_normed(x, own):
 OWN = {"a": f32(D, F), "b": f32(F, D), "c": f32(D, F), "d": f32(F, D)}
 
 
-def products_again(function, policy):
-    traced = jax.make_jaxpr(jax.checkpoint(function, policy=policy))(f32(B, L, D), OWN)
-    (equation,) = traced.eqns
-    again = computed_again(equation.params["jaxpr"], equation.params["policy"])
-    return [one.outvars[0] in again for one in equation.params["jaxpr"].eqns if one.primitive.name == "dot_general"]
+def products_of(jaxpr):
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation.outvars[0]
+        for inner in core.jaxprs_in_params(equation.params):
+            yield from products_of(inner)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +57,9 @@ def products_again(function, policy):
     ],
 )
 def test_products_that_gradients_need_once_more(function, policy, expected):
-    if function in (layer, post_normed):
-        assert products_again(function, policy) == expected
-        return
-    traced = jax.make_jaxpr(jax.checkpoint(function, policy=policy))(f32(B, L, D), OWN)
-    again = computed_again(traced.eqns[0].params["jaxpr"], policy)
-    (inner,) = (one for one in traced.eqns[0].params["jaxpr"].eqns if one.primitive.name in ("jit", "pjit"))
-    products = [one for one in inner.params["jaxpr"].jaxpr.eqns if one.primitive.name == "dot_general"]
-    assert [one.outvars[0] in again for one in products] == expected
+    (equation,) = jax.make_jaxpr(jax.checkpoint(function, policy=policy))(f32(B, L, D), OWN).eqns
+    again = computed_again(equation.params["jaxpr"], equation.params["policy"])
+    assert [product in again for product in products_of(equation.params["jaxpr"])] == expected
 
 
 @pytest.mark.parametrize("function", [layer, post_normed])
