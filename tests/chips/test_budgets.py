@@ -45,7 +45,7 @@ class Budget(NamedTuple):
 
 BUDGETS = {
     "gpt2, h100:8": Budget(1.08, 11, 1.47),
-    "gpt2, v5e:2x4": Budget(1.06, 11, 1.37),
+    "gpt2, v5e:2x4": Budget(1.05, 10, 1.37),
     "gemma3_text, h100:8": Budget(1.01, 11, 1.35),
     "gemma3_text, v5e:2x4": Budget(1.01, 10, 1.35),
     "mixtral, h100:8": Budget(1.39, 25, 1.01),
