@@ -22,9 +22,9 @@ from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.decide.follow import follow, followers
-from redco_cli.sharding.decide.gather import gathering, values
 from redco_cli.sharding.decide.override import Override
 from redco_cli.sharding.derive import make_plan
+from redco_cli.sharding.gather.gathering import gathering, values
 from redco_cli.sharding.plan import BATCH_AXES, Plan
 from redco_cli.sharding.program.reading import Reading, parameters_only, read
 from redco_cli.sharding.tensor_split import split_as

@@ -34,7 +34,8 @@ How it comes to this, in reading order; each room's docstring goes on with the s
 1. `program`: the logical axes of everything in it. `up` makes 256 features, and `down` sums over the same 256.
 2. `decide`: which axes go over `tensor`, and where each parameter lives. Those 256: both matrices for one all-reduce.
 3. `predict`: what a step moves, and the bytes that it needs on a device, without compiling.
-4. `compiled`: what XLA made of it, read from its text: the same all-reduce.
+4. `gather`: the same function of parameters that live so, for JAX to compile.
+5. `compiled`: what XLA made of it, read from its text: the same all-reduce.
 
 `derive` stands on top of the first three; `axes`, `plan`, `batch_shards` and `tensor_split` lie below all. Around it a
 program needs
@@ -59,7 +60,7 @@ from redco_cli.sharding.program.reference import register_reference
 if TYPE_CHECKING:
     from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives
     from redco_cli.sharding.decide.follow import follow
-    from redco_cli.sharding.decide.gather import gathering
+    from redco_cli.sharding.gather.gathering import gathering
 
 __all__ = [
     "Collective",
@@ -80,7 +81,7 @@ _HOMES = {
     "CompiledCollective": "redco_cli.sharding.compiled.traffic",
     "compiled_collectives": "redco_cli.sharding.compiled.traffic",
     "follow": "redco_cli.sharding.decide.follow",
-    "gathering": "redco_cli.sharding.decide.gather",
+    "gathering": "redco_cli.sharding.gather.gathering",
 }
 
 

@@ -22,8 +22,8 @@ import optax
 from redco_cli.plugin.contract import Batch, Loss, Params
 from redco_cli.plugin.state import Stats, Variables
 from redco_cli.privacy.gradient import PrivateGradient
-from redco_cli.sharding.decide.replicas import add_up, has_replicas, parts_like, places_of_parts
-from redco_cli.sharding.decide.sharded import Apart
+from redco_cli.sharding.gather.replicas import add_up, has_replicas, parts_like, places_of_parts
+from redco_cli.sharding.gather.sharded import Apart
 from redco_cli.training.optimizer import Schedule
 from redco_cli.training.precision import loss_scale
 from redco_cli.training.state import TrainState, merge

@@ -28,8 +28,8 @@ from redco_cli.adapters.low_rank import adapting
 from redco_cli.adapters.merging import LowRank
 from redco_cli.adapters.uses import uses_of
 from redco_cli.sharding.compiled.traffic import compiled_collectives, total_bytes
-from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.derive import derive
+from redco_cli.sharding.gather.gathering import gathering
 from redco_cli.sharding.tensor_split import split_as, tensor_split
 
 ADAPTED = ("q", "k", "v", "o", "gate", "up", "down")

@@ -17,8 +17,8 @@ from redco_cli.adapters.quantized.leaf import Form, Quantized, quantized
 from redco_cli.adapters.quantized.program import dense_params, dequantizing, seen_params
 from redco_cli.adapters.uses import Use, uses_of
 from redco_cli.runtime.mesh import make_mesh
-from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.derive import derive
+from redco_cli.sharding.gather.gathering import gathering
 
 GOLDEN = Path(__file__).with_name("nf4_of_bitsandbytes.npz")
 LINEAR = Use("product", 0, (), 128, 16, (1, 0), ())

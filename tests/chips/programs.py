@@ -37,11 +37,11 @@ TINY = json.dumps(
 SOURCES = (
     *("training/step.py", "planning/compiled.py"),
     *(
-        "sharding/decide/gather.py",
-        "sharding/decide/sharded.py",
-        "sharding/decide/conditionals.py",
-        "sharding/decide/replicas.py",
-        "sharding/decide/torus.py",
+        "sharding/gather/gathering.py",
+        "sharding/gather/sharded.py",
+        "sharding/gather/conditionals.py",
+        "sharding/gather/replicas.py",
+        "sharding/gather/torus.py",
     ),
     *("chips/table.py", "chips/compiler.py"),
 )

@@ -8,11 +8,11 @@ import pytest
 from redco_cli import sharding
 from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.decide.follow import follow
-from redco_cli.sharding.decide.gather import gathering
+from redco_cli.sharding.gather.gathering import gathering
 from tests.architecture.source import dotted, imports, modules
 
 BASE = "redco_cli.sharding."
-ROOMS = ["program", "decide", "predict", "compiled"]
+ROOMS = ["program", "decide", "predict", "gather", "compiled"]
 
 
 def room(name):
@@ -31,6 +31,7 @@ def test_rooms_import_one_way():
         "program": set(),
         "decide": {"program"},
         "predict": {"program", "decide"},
+        "gather": {"program", "decide"},
         "compiled": set(),
     }
     assert [one for one in graph if graph[one] & {"compiled", "derive"}] == []

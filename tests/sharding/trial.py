@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.sharding import Plan
 from redco_cli.sharding.compiled.traffic import CompiledCollective, compiled_collectives
-from redco_cli.sharding.decide.gather import gathering
+from redco_cli.sharding.gather.gathering import gathering
 from redco_cli.sharding.plan import BATCH_AXES
 from redco_cli.sharding.program.branches import by_number
 from tests.sharding.measure import QUICKLY, device_mesh

@@ -14,7 +14,7 @@ from redco_cli.errors import RecipeError
 from redco_cli.plugin.contract import Loss, Params
 from redco_cli.plugin.state import Variables
 from redco_cli.sharding.compiled.traffic import compiled_collectives, total_bytes
-from redco_cli.sharding.decide.gather import gathering
+from redco_cli.sharding.gather.gathering import gathering
 from redco_cli.training.state import TrainState, frozen_paths, merge, new_state, partition
 from redco_cli.training.step import make_eval_step, make_train_step
 from tests.sharding.measure import device_mesh

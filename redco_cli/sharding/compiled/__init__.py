@@ -28,7 +28,7 @@ Over `tensor` it has the one all-reduce that was predicted, and over `fsdp` it g
     >>> [(one.kind, one.bytes) for one in plan.collectives][:2]
     [('all-reduce', 4096), ('all-gather', 32768)]
 
-and scatters their gradients back to the shards that `sharding.decide.replicas` sums by itself, on any device:
+and scatters their gradients back to the shards that `sharding.gather.replicas` sums by itself, on any device:
 
     >>> [(one.axes, one.bytes) for one in found if one.kind == "reduce-scatter"]
     [(('fsdp',), 8192), (('fsdp',), 8192)]

@@ -29,9 +29,7 @@ divide only `down`, whose other dim is taken by then:
     down (('tensor', 'fsdp'), ()) (('tensor',), ()) rows: sums over 256 features, 64 on each device
     up (('fsdp',), ('tensor',)) ((), ('tensor',)) columns: makes 256 features, 64 on each device
 
-Start at `choose` (rules one and two), then `layout` (every parameter gets the first rule that applies), `override`
-(what the user says instead), `guards` (nothing large is whole everywhere in silence). Two modules act on a plan that is
-made: `gather` puts parameters together where a program uses them and scatters their gradients (by `sharded`, `replicas`
-and `torus`; once for all iterations of `loops`; of tables it moves `rows`), `follow` lays out optimizer state. Next
-room: `predict`.
+Start at `choose` (rules one and two), then `layout` (every parameter gets the first rule that applies), `tables` (of
+which rows move), `override` (what the user says instead), `guards` (nothing large is whole everywhere in silence) and
+`follow` (optimizer state lies as its parameter does). Next room: `predict`.
 """

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from redco_cli.sharding.axes import Dim, factors
 from redco_cli.sharding.decide.choose import ByRows, Candidate, Chain, by_rows, leading
 from redco_cli.sharding.decide.reasons import called, reason_without_tensor, split_reason, whole_reason
-from redco_cli.sharding.decide.rows import are_fewer
+from redco_cli.sharding.decide.tables import dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings
 from redco_cli.sharding.program.reading import Parameter, Reading
 
@@ -261,27 +261,6 @@ def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Ma
             return _looked_up(stored, layout, place, sizes) if is_only_looked_up else stored
     indivisible = f"no dim divides over fsdp {sizes[FSDP]}"
     return replace(layout, reason=indivisible if sizes[TENSOR] == 1 else f"{layout.reason}; {indivisible}")
-
-
-def dims_of_moving_rows(
-    parameter: Parameter, reading: Reading, sizes: Mapping[str, int]
-) -> tuple[Sequence[int], Sequence[int]]:
-    """Dims of a table that `fsdp` may split so that rows which are looked up move, and not the table.
-
-    Returns:
-        Those of its features, and those of its rows; none where what moves is no less than the table.
-    """
-    lookups, ways = reading.rows.get(parameter.path, ()), sizes[DATA] * sizes[FSDP]
-    whole = {axis for lookup in lookups for dim in lookup.features for axis in factors(dim)}
-    features = [place for place, dim in enumerate(parameter.dims) if dim and whole.issuperset(dim)]
-    indexed = [place for place in range(len(parameter.shape)) if place not in features]
-    rows = math.prod(parameter.shape[place] for place in indexed)
-
-    def is_cheaper(times: int) -> bool:
-        few = [are_fewer(times * lookup.rows, ways, rows, parameter.bytes) for lookup in lookups]
-        return bool(few) and all(few)
-
-    return features if is_cheaper(1) else (), indexed if is_cheaper(sizes[FSDP]) else ()
 
 
 def _looked_up(stored: Layout, layout: Layout, place: int, sizes: Mapping[str, int]) -> Layout:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Candidate, Costs
-from redco_cli.sharding.decide.layout import Layout, dims_of_moving_rows
+from redco_cli.sharding.decide.layout import Layout
+from redco_cli.sharding.decide.tables import dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
 from redco_cli.sharding.program.events import LOOKED_UP, PossibleCollective
 from redco_cli.sharding.program.reading import Parameter, Reading

@@ -18,8 +18,8 @@ from redco_cli.models.resolve import resolve_model
 from redco_cli.plugin.contract import Loss
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.decide.follow import follow
-from redco_cli.sharding.decide.gather import gathering
 from redco_cli.sharding.derive import derive
+from redco_cli.sharding.gather.gathering import gathering
 from redco_cli.training.state import TrainState, new_state
 from redco_cli.training.step import make_train_step
 from tests.sharding.measure import QUICKLY, device_mesh

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli import run as main_path
 from redco_cli.errors import RedcoError
 from redco_cli.run import predict, train
-from redco_cli.sharding.decide import rows
+from redco_cli.sharding.gather import rows
 from redco_cli.training.records.metrics import read_records
 from redco_cli.training.state import TrainState
 from tests.projects import write_answers, write_classifier

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from redco_cli.sharding.decide.conditionals import is_rematerialised, rematerialised_switch
+from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
 
 X, W, AT = jnp.linspace(-1, 1, 8), jnp.linspace(0.5, 2, 16).reshape(2, 8), jnp.array([3, 1])
 

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import compiled_collectives
-from redco_cli.sharding.decide.gather import gathering
-from redco_cli.sharding.decide.rows import are_fewer
-from tests.sharding.decide.test_gather import CUBE, MESH, approximately, draw, in_parts, on_mesh
+from redco_cli.sharding.decide.tables import are_fewer
+from redco_cli.sharding.gather.gathering import gathering
+from tests.sharding.gather.test_gathering import CUBE, MESH, approximately, draw, in_parts, on_mesh
 from tests.sharding.measure import device_mesh
 
 ROWS, FEATURES = 4096, 64  # a MiB

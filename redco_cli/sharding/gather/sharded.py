@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
-from redco_cli.sharding.decide.torus import scatter_sum
+from redco_cli.sharding.gather.torus import scatter_sum
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims, as_spec
 from redco_cli.sharding.program.rewrite import bind
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from redco_cli.sharding.decide.sharded import Sharded, batch_ways, cut
+from redco_cli.sharding.gather.sharded import Sharded, batch_ways, cut
 from redco_cli.sharding.program.rewrite import bind
 
 _TO_EACH = frozenset({"broadcast_in_dim", "add", "sub", "mul"})

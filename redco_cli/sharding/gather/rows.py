@@ -25,26 +25,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from redco_cli.sharding.decide.sharded import Sharded, cut, part_spec, scattered
+from redco_cli.sharding.decide.tables import are_fewer
+from redco_cli.sharding.gather.sharded import Sharded, cut, part_spec, scattered
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.lookups import lookup
 from redco_cli.sharding.program.rewrite import bind
-
-_SMALL = 2**20
-"""Bytes of a table that is gathered as quickly as rows of it are exchanged."""
-
-
-def are_fewer(rows: int, ways: int, table: int, nbytes: int) -> bool:
-    """Whether moving rows is cheaper than moving the table that they are in.
-
-    Args:
-        rows: how many are looked up by all devices; times `fsdp` where it splits the rows.
-        ways: devices that share the examples.
-        table: how many rows it has.
-        nbytes: of all of it.
-    """
-    return nbytes >= _SMALL and rows < table * ways
 
 
 def moves_rows(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import compiled_collectives, total_bytes
-from redco_cli.sharding.decide.gather import gathering
-from tests.sharding.decide.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh
+from redco_cli.sharding.gather.gathering import gathering
+from tests.sharding.gather.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh
 from tests.sharding.measure import device_mesh
 from tests.sharding.programs.catalogue import program
 from tests.sharding.programs.small import doubled
@@ -111,7 +111,7 @@ AGAIN = {
 )
 def test_a_parameter_in_several_places(name, monkeypatch):
     """Small ones are left to the compiler."""
-    monkeypatch.setattr("redco_cli.sharding.decide.gather.SMALL", 0)
+    monkeypatch.setattr("redco_cli.sharding.gather.gathering.SMALL", 0)
     found, right = on_mesh(AGAIN[name], draw(16, 16), draw(8, 16, seed=1), specs=STORED, gathered=USED, mesh=CUBE)
     approximately(found, right, 2e-2 if "precision" in name else 2e-6)
 

@@ -6,9 +6,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from redco_cli.sharding.decide.gather import gathering
-from redco_cli.sharding.decide.replicas import add_up, parts_like
-from redco_cli.sharding.decide.sharded import Apart
+from redco_cli.sharding.gather.gathering import gathering
+from redco_cli.sharding.gather.replicas import add_up, parts_like
+from redco_cli.sharding.gather.sharded import Apart
 from tests.sharding.measure import QUICKLY, device_mesh
 
 MESH = {"data": 1, "fsdp": 4, "tensor": 2}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, PartitionSpec
 
-from redco_cli.sharding.decide import torus
+from redco_cli.sharding.gather import torus
 from redco_cli.sharding.plan import FSDP
 from tests.sharding.shorthand import f32
 

@@ -20,12 +20,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from redco_cli.sharding.decide.conditionals import is_rematerialised, rematerialised_switch
-from redco_cli.sharding.decide.loops import before_loop, repeats
-from redco_cli.sharding.decide.repeated import Repeated, is_of_each_example, is_view, of_each_example
-from redco_cli.sharding.decide.replicas import is_product, is_spread, product, spread, summed_once, uses
-from redco_cli.sharding.decide.rows import looked_up, moves_rows
-from redco_cli.sharding.decide.sharded import SMALL, Apart, Sharded
+from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
+from redco_cli.sharding.gather.loops import before_loop, repeats
+from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
+from redco_cli.sharding.gather.replicas import is_product, is_spread, product, spread, summed_once, uses
+from redco_cli.sharding.gather.rows import looked_up, moves_rows
+from redco_cli.sharding.gather.sharded import SMALL, Apart, Sharded
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
