@@ -21,7 +21,7 @@ from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import Recipe
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.sharding.batch_shards import batch_sharded
-from redco_cli.sharding.decide.follow import follow, followers
+from redco_cli.sharding.decide.follow import follow, followers, used_alike
 from redco_cli.sharding.decide.override import Override
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.gather.gathering import gathering, values
@@ -90,10 +90,10 @@ class Placement:
 
         def gathers(variables: Variables, *others: Any) -> Any:
             plain = values(variables)
-            told = self.plan.specs, self.plan.gathered, self.plan.alone
-            lives, used, alone = (follow(plain, plain.params, specs) for specs in told)
+            lives, used = (follow(plain, plain.params, specs) for specs in (self.plan.specs, self.plan.gathered))
+            usage = used_alike(plain, plain.params, self.plan.usage)
             again = self.reshard_after_forward
-            gathered = gathering(on_the_mesh, lives, used, self.mesh, alone=alone, reshard_after_forward=again)
+            gathered = gathering(on_the_mesh, lives, used, self.mesh, usage=usage, reshard_after_forward=again)
             return gathered(variables, *others)
 
         return gathers

@@ -40,7 +40,7 @@ How it comes to this, in reading order; each room's docstring goes on with the s
 `derive` stands on top of the first three; `axes`, `plan`, `batch_shards` and `tensor_split` lie below all. Around it a
 program needs
 
-- `gathering(loss_fn, plan.specs, plan.gathered, mesh, alone=plan.alone)`: the loss of parameters that live in shards
+- `gathering(loss_fn, plan.specs, plan.gathered, mesh, usage=plan.usage)`: the loss of parameters that live in shards
   (fully sharded data parallelism), to be differentiated and jitted;
 - `follow(opt_state, params, plan.specs)`: where optimizer state lives;
 - `register_reference(name, function)`: what a kernel computes that a trace cannot look into, such as one in Pallas;

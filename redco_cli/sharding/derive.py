@@ -118,7 +118,7 @@ def make_plan(
             layout.reason,
             parameter.bytes,
             parameter.bytes // layout.ways(sizes),
-            alone=as_spec(layout.alone),
+            usage=layout.usage,
         )
         for parameter, layout in zip(reading.parameters, layouts, strict=True)
     )
@@ -126,7 +126,7 @@ def make_plan(
         mesh=sizes,
         specs=reading.treedef.unflatten([row.spec for row in rows]),
         gathered=reading.treedef.unflatten([row.gathered for row in rows]),
-        alone=reading.treedef.unflatten([row.alone for row in rows]),
+        usage=reading.treedef.unflatten([row.usage for row in rows]),
         rows=rows,
         collectives=predict_collectives(reading, chosen, layouts, sizes, frozen),
         warnings=warnings,

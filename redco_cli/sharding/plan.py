@@ -33,6 +33,19 @@ def as_spec(dims: DimShardings) -> PartitionSpec:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """How a parameter is used where `tensor` splits it, besides where.
+
+    Attributes:
+        alone: what splits a dim that matmuls sum over, but not the arrays that it is multiplied with.
+        parts: how many projections are one after the other in the dim that is split, each of them by itself.
+    """
+
+    alone: PartitionSpec = field(default_factory=PartitionSpec)
+    parts: int = 1
+
+
+@dataclass(frozen=True)
 class Row:
     """One parameter.
 
@@ -46,7 +59,7 @@ class Row:
         bytes: of the whole parameter.
         bytes_per_device: of one device's shard.
         holds: how many parameters it is, where that is not its number of elements: packed codes are two each.
-        alone: what of `gathered` splits a dim that matmuls sum over, but not the arrays that it is multiplied with.
+        usage: how it is used there.
     """
 
     path: str
@@ -58,7 +71,7 @@ class Row:
     bytes: int
     bytes_per_device: int
     holds: int | None = None
-    alone: PartitionSpec = field(default_factory=PartitionSpec)
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def count(self) -> int:
@@ -67,7 +80,7 @@ class Row:
 
     def described(self) -> dict[str, Any]:
         """The row as plain JSON values."""
-        known = {key: value for key, value in asdict(self).items() if value is not None and key != "alone"}
+        known = {key: value for key, value in asdict(self).items() if value is not None and key != "usage"}
         return {**known, "spec": _entries(self.spec), "gathered": _entries(self.gathered)}
 
 
@@ -100,7 +113,7 @@ class Plan:
         mesh: axis to size.
         specs: like the parameters, a `PartitionSpec` each: where it lives.
         gathered: the same: where it is used, without the `fsdp` axis but for tables whose rows move.
-        alone: the same: what of that splits a dim that matmuls sum over, but not the arrays it is multiplied with.
+        usage: the same, a `Usage` each: how it is used there.
         rows: one for each parameter, in tree order.
         collectives: what a step moves, predicted.
         warnings: what a user should know before a run.
@@ -109,7 +122,7 @@ class Plan:
     mesh: Mapping[str, int]
     specs: Any
     gathered: Any
-    alone: Any
+    usage: Any
     rows: tuple[Row, ...]
     collectives: tuple[Collective, ...]
     warnings: tuple[str, ...]

@@ -138,7 +138,7 @@ def step(sizes, mesh, params, how=PLAIN, *, knows_splits=True, devices=None, aga
         with split_as(plan, on):
             return loss(params, batch)
 
-    gathers = gathering(on_the_mesh, plan.specs, plan.gathered, on, alone=plan.alone, reshard_after_forward=again)
+    gathers = gathering(on_the_mesh, plan.specs, plan.gathered, on, usage=plan.usage, reshard_after_forward=again)
 
     def run(params, batch):
         def of_trained(trained):

@@ -189,7 +189,7 @@ def digest_of(workload: Workload, plan: Plan, batch_size: int) -> str:
     package = Path(find_workload.__code__.co_filename).parents[1]
     parts = [
         re.sub(r"0x[0-9a-f]+|/[^ ]*\.py(:\d+)?", "", str(traced)),
-        *(f"{row.path} {row.spec} {row.gathered} {row.alone}" for row in plan.rows),
+        *(f"{row.path} {row.spec} {row.gathered} {row.usage}" for row in plan.rows),
         *((package / source).read_text() for source in SOURCES),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -622,7 +622,7 @@ def test_gpt2_of_hugging_face_has_kernels_the_other_way_round():
     }
     assert stored(plan)["transformer/wte/embedding"] == "tf -"
     assert reasons(plan)[f"{layer}/attn/c_attn/kernel"] == (
-        "3 projections of 8 heads in one: contiguous blocks, moved where cut"
+        "3 projections of 8 heads in one: each split, exchanged where it is used"
     )
 
 

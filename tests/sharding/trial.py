@@ -62,7 +62,7 @@ def compiled(loss_fn: Loss, params: Any, batch: Any, plan: Plan, *, reshard_afte
     stored = jax.tree.map(lambda spec: NamedSharding(mesh, spec), plan.specs)
     split = jax.tree.map(lambda _: NamedSharding(mesh, PartitionSpec(BATCH_AXES)), batch)
     again = reshard_after_forward
-    gathers = gathering(loss_fn, plan.specs, plan.gathered, mesh, alone=plan.alone, reshard_after_forward=again)
+    gathers = gathering(loss_fn, plan.specs, plan.gathered, mesh, usage=plan.usage, reshard_after_forward=again)
     step = jax.jit(
         jax.value_and_grad(gathers),
         in_shardings=(stored, split),

@@ -47,7 +47,7 @@ def kept_plan(params: Params, plan: Plan) -> Plan:
         rows=tuple(rows),
         specs=jax.tree.unflatten(full, [row.spec for row in rows]),
         gathered=jax.tree.unflatten(full, [row.gathered for row in rows]),
-        alone=jax.tree.unflatten(full, [row.alone for row in rows]),
+        usage=jax.tree.unflatten(full, [row.usage for row in rows]),
     )
 
 

@@ -29,7 +29,7 @@ divide only `down`, whose other dim is taken by then:
     down (('tensor', 'fsdp'), ()) (('tensor',), ()) rows: sums over 256 features, 64 on each device
     up (('fsdp',), ('tensor',)) ((), ('tensor',)) columns: makes 256 features, 64 on each device
 
-Start at `choose` (rules one and two), then `layout` (every parameter gets the first rule that applies), `tables` (of
-which rows move), `override` (what the user says instead), `guards` (nothing large is whole everywhere in silence) and
-`follow` (optimizer state lies as its parameter does). Next room: `predict`.
+Start at `choose` (rules one and two), then `layout` (every parameter gets the first rule that applies), `projections`
+(several in one weight), `tables` (of which rows move), `override` (what the user says instead), `guards` (nothing large
+is whole everywhere in silence) and `follow` (optimizer state lies as its parameter does). Next room: `predict`.
 """

@@ -178,18 +178,17 @@ def by_rows(
     if place is None or is_kernel or parameter.shape[place] % tensor or parameter.indivisible()[place] or near & taken:
         return None
     ways = reading.split_batch(sizes[DATA] * sizes[FSDP])
-    layers = math.prod(size for size, layer in zip(parameter.shape, parameter.layers(), strict=True) if layer)
 
     def elements(dims: Iterable[Dim]) -> int:
         return math.prod(-(-axis.size // ways.get(axis, 1)) for dim in dims for axis in factors(dim))
 
     itemsize = max(use.itemsize for use in uses)
-    summed = layers * itemsize * sum(elements(one.result) for one in matmuls)
-    gathered = layers * itemsize * sum(elements(one.activation) for one in matmuls)
-    operations = sum(6 * elements(one.result) * parameter.shape[place] for one in matmuls)
+    summed = itemsize * sum(one.times * elements(one.result) for one in matmuls)
+    gathered = itemsize * sum(one.times * elements(one.activation) for one in matmuls)
+    operations = sum(6 * one.times * elements(one.result) * parameter.shape[place] for one in matmuls)
     # Compilers gather it for the forward pass, and once more for the backward pass.
     whole = reading.bytes_where_used(parameter) * (2 + reading.is_recomputed(parameter))
-    spared = layers * operations * (tensor - 1) // tensor // _PER_BYTE
+    spared = operations * (tensor - 1) // tensor // _PER_BYTE
     return ByRows(place, summed, gathered) if 2 * summed + gathered < whole + spared else None
 
 

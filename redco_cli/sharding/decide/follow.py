@@ -10,7 +10,7 @@ import jax
 from jax.sharding import PartitionSpec
 
 from redco_cli.sharding.ownership import Owner, owners
-from redco_cli.sharding.plan import Plan, Row
+from redco_cli.sharding.plan import Plan, Row, Usage
 
 
 def follow(state: Any, params: Any, specs: Any) -> Any:
@@ -29,6 +29,25 @@ def follow(state: Any, params: Any, specs: Any) -> Any:
     given = _leaves(specs)
     found = [
         PartitionSpec() if owner is None else _spec(owner, given[owner.parameter]) for owner in owners(state, params)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(state), found)
+
+
+def used_alike(state: Any, params: Any, usage: Any) -> Any:
+    """How each array of a state is used: as the parameter is that it is another copy of, such as a teacher's.
+
+    Args:
+        state: as for `follow`.
+        params: the parameters.
+        usage: like `params`, a `Usage` each.
+
+    Returns:
+        A tree like `state`.
+    """
+    given, shapes = jax.tree.leaves(usage), [leaf.shape for leaf in jax.tree.leaves(params)]
+    found = [
+        given[owner.parameter] if owner is not None and shapes[owner.parameter] == leaf.shape else Usage()
+        for leaf, owner in zip(jax.tree.leaves(state), owners(state, params), strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(state), found)
 

@@ -4,7 +4,8 @@ Every parameter gets the first of these that applies:
 
 1. `override`: what the user says.
 2. A chosen axis leads one of its dims: split over `tensor` there. Fused projections, whose chosen axis is behind a
-   factor such as the three of query, key and value, are split into contiguous blocks, and what is cut is moved.
+   factor such as the three of query, key and value, are split into contiguous blocks, and what is cut is moved; where
+   that is more bytes than the weights, these are.
 3. Keys and values with fewer heads than shards: whole, or split along with the head, whichever moves fewer bytes.
 4. What is left and large, such as tables of positions or a vocabulary that does not divide: a shard of it lives on each
    device, and the whole is gathered where it is used. Where that costs more than summing what it is multiplied with, a
@@ -17,14 +18,15 @@ used.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from redco_cli.sharding.axes import Dim, factors
 from redco_cli.sharding.decide.choose import ByRows, Candidate, Chain, by_rows, leading
+from redco_cli.sharding.decide.projections import APART, BLOCKS, Projections, exchanged, projections, told_apart
 from redco_cli.sharding.decide.reasons import called, reason_without_tensor, split_reason, whole_reason
 from redco_cli.sharding.decide.tables import dims_of_moving_rows
-from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings, Usage, as_spec
 from redco_cli.sharding.program.reading import Parameter, Reading
 
 SMALL = 2**20
@@ -44,21 +46,24 @@ class Layout:
         gathered: where it is used.
         reason: in the model's terms.
         by_rows: where it is split over `tensor` and nothing else along with it.
+        parts: see `Usage`.
     """
 
     stored: DimShardings
     gathered: DimShardings
     reason: str
     by_rows: ByRows | None = None
+    parts: int = 1
 
     def ways(self, sizes: Mapping[str, int]) -> int:
         """Number of shards that it is stored in."""
         return math.prod(sizes[axis] for dim in self.stored for axis in dim)
 
     @property
-    def alone(self) -> DimShardings:
-        """What of `gathered` splits nothing else along with it."""
-        return tuple((TENSOR,) if self.by_rows and self.by_rows.place == i else () for i in range(len(self.gathered)))
+    def usage(self) -> Usage:
+        """How it is used."""
+        alone = [(TENSOR,) if self.by_rows and self.by_rows.place == i else () for i in range(len(self.gathered))]
+        return Usage(as_spec(tuple(alone)), self.parts)
 
 
 def lay_out(
@@ -73,33 +78,40 @@ def lay_out(
         given: path to layout, for parameters that the user has decided on.
     """
     parameters = reading.parameters
-    layouts = [given.get(p.path) or _over_tensor(p, reading, chosen, sizes) for p in parameters]
+    apart = told_apart(reading, chosen, sizes)
+    layouts = [given.get(p.path) or _over_tensor(p, reading, chosen, apart, sizes) for p in parameters]
     decided = [parameter.path in given for parameter in parameters]
     whole = [any(_routes(parameter, dim, reading) for dim in parameter.dims) for parameter in parameters]
     layouts = _left_over(reading, layouts, list(map(any, zip(decided, whole, strict=True))), chosen, sizes)
-    return [
+    layouts = [
         layout if done else _over_fsdp(parameter, layout, reading, sizes)
         for parameter, layout, done in zip(parameters, layouts, decided, strict=True)
     ]
+    return [_fused_where_it_lives(*each, sizes) for each in zip(parameters, layouts, strict=True)]
 
 
 def _over_tensor(
-    parameter: Parameter, reading: Reading, chosen: Sequence[Candidate], sizes: Mapping[str, int]
+    parameter: Parameter,
+    reading: Reading,
+    chosen: Sequence[Candidate],
+    apart: Collection[Chain],
+    sizes: Mapping[str, int],
 ) -> Layout:
     whole: DimShardings = ((),) * len(parameter.shape)
     if sizes[TENSOR] == 1:
         return Layout(whole, whole, reason_without_tensor(parameter, sizes))
     by_chain = {candidate.chain: candidate for candidate in chosen}
+    several = projections(parameter, {axis for chain in by_chain for axis in chain}, sizes[TENSOR])
     for place, dim in enumerate(parameter.dims):
         if _routes(parameter, dim, reading):
             return Layout(whole, whole, f"router: whole, as scores of {parameter.shape[place]} experts are few bytes")
         ways = leading(dim, sizes[TENSOR], reading.within_heads | reading.input_axes)
-        if ways is not None and tuple(ways) in by_chain:
+        feeds_itself = several is not None and several.axis in dim
+        if ways is not None and tuple(ways) in by_chain and not feeds_itself:
             split = _with(whole, place, TENSOR)
             return Layout(split, split, split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
-    fused = _fused(parameter, by_chain, reading, sizes)
-    if fused is not None:
-        return fused
+    if several is not None:
+        return _fused(parameter, several, reading, is_apart=several.leading in apart)
     return _few_heads(parameter, chosen, reading, sizes) or Layout(
         whole, whole, whole_reason(parameter, reading, sizes[TENSOR])
     )
@@ -113,21 +125,30 @@ def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
     return reading.routes.issuperset(dim) or (len(dim) == 1 and dim[0] in reading.experts)
 
 
-def _fused(
-    parameter: Parameter, chosen: Mapping[Chain, Candidate], reading: Reading, sizes: Mapping[str, int]
-) -> Layout | None:
-    """Several projections one after the other in one dim: contiguous blocks of all of them together."""
-    taken = {axis for chain in chosen for axis in chain}
-    tensor = sizes[TENSOR]
-    for place, dim in enumerate(parameter.dims):
-        behind = [i for i, axis in enumerate(dim) if axis in taken]
-        divides = parameter.shape[place] % tensor == 0
-        if behind and behind[0] > 0 and divides and not any(axis.layer or axis.whole for axis in dim):
-            split = _with(((),) * len(parameter.shape), place, TENSOR)
-            parts, what = math.prod(axis.size for axis in dim[: behind[0]]), called(dim[behind[0]], reading)
-            reason = f"{parts} projections of {dim[behind[0]].size} {what} in one: contiguous blocks, moved where cut"
-            return Layout(split, split, reason)
-    return None
+def _fused(parameter: Parameter, several: Projections, reading: Reading, *, is_apart: bool) -> Layout:
+    """Several projections in one dim: each split by itself, or contiguous blocks of all of them together."""
+    split = _with(((),) * len(parameter.shape), several.place, TENSOR)
+    reason = f"{several.count} projections of {several.axis.size} {called(several.axis, reading)} in one"
+    if is_apart:
+        return Layout(split, split, f"{reason}: {APART}", parts=several.count)
+    return Layout(split, split, f"{reason}: {BLOCKS}")
+
+
+def _fused_where_it_lives(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Layout:
+    """The same in contiguous blocks, where projections cannot be told apart in shards, and are too large to gather."""
+    is_small = parameter.is_vector or parameter.bytes < SMALL
+    if layout.parts == 1 or is_small or exchange(parameter, layout, sizes) is not None:
+        return layout
+    return replace(layout, parts=1, reason=layout.reason.replace(APART, BLOCKS))
+
+
+def exchange(
+    parameter: Parameter, layout: Layout, sizes: Mapping[str, int]
+) -> tuple[DimShardings, DimShardings] | None:
+    """Where a parameter is while its projections are told apart, and afterwards; see `projections.exchanged`."""
+    place = next(place for place, used in enumerate(layout.gathered) if TENSOR in used)
+    of_one = [1 if layer else size for size, layer in zip(parameter.shape, parameter.layers(), strict=True)]
+    return exchanged(layout.stored, place, of_one, sizes)
 
 
 def _few_heads(

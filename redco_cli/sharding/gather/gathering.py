@@ -20,13 +20,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
+from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.loops import before_loop, repeats
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
 from redco_cli.sharding.gather.replicas import is_product, is_spread, product, spread, summed_once, uses
 from redco_cli.sharding.gather.rows import looked_up, moves_rows
 from redco_cli.sharding.gather.sharded import SMALL, Apart, Sharded
-from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, as_dims, as_spec
+from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.rewrite import VIEWS, bind, conditional, loop, rewritten
@@ -56,7 +58,7 @@ class _Gathering:
 
     def is_tracked(self, operand: Any) -> bool:
         """Whether it is a parameter in shards."""
-        return isinstance(operand, Sharded | Repeated)
+        return isinstance(operand, Sharded | Repeated | Unmerged)
 
     @property
     def _is_over_tensor(self) -> bool:
@@ -67,6 +69,8 @@ class _Gathering:
         if equation.primitive.name == "scan" and any(map(self.is_tracked, operands)):
             operands, made = before_loop(equation.params, operands)
             return loop(equation.params, operands, self, made)
+        if any(isinstance(x, Unmerged) for x in operands):
+            return self._on_unmerged(equation, operands)
         if any(isinstance(x, Repeated) for x in operands):
             return self._in_a_loop(equation, operands)
         if equation.primitive.name == "name" and isinstance(operands[0], Sharded):
@@ -96,23 +100,25 @@ class _Gathering:
         With `tensor`, each product has a part of the array's gradient on each device. The copy's gradient is the sum of
         all of them, and XLA adds up the parts in one all-reduce; without it, what a residual connection adds may come
         between, and each has its own.
-
-        What the parameter alone has in shards stays whole here: XLA would split the array as it is, and what it was
-        made of as far back as it reaches.
         """
-        if equation.primitive.name != "dot_general" or not self._is_over_tensor:
+        place = self._multiplied(equation, operands)
+        if place is None or not _is_traced(operands[1 - place]):
             return operands
-        if sum(isinstance(x, Sharded) for x in operands) != 1:
-            return operands
-        (place,) = (place for place, x in enumerate(operands) if isinstance(x, Sharded))
-        parameter, other = operands[place], operands[1 - place]
-        if not _is_traced(other):
-            return operands
+        other = operands[1 - place]
         _, seen = self.multiplied.setdefault(id(other), (other, _copy(other)))
-        alone = _contracted_alone(parameter, equation.params["dimension_numbers"][0], place)
-        if alone:
-            seen = _whole_along(seen, alone, self.mesh)
-        return [x if isinstance(x, Sharded) else seen for x in operands]
+        seen = whole_input(seen, equation, operands[place], place, self.mesh)
+        return [x if self.is_tracked(x) else seen for x in operands]
+
+    def _multiplied(self, equation: Any, operands: Sequence[Any]) -> int | None:
+        """Which operand of a product is its one parameter, on a mesh with `tensor`."""
+        if equation.primitive.name != "dot_general" or not self._is_over_tensor:
+            return None
+        places = [place for place, x in enumerate(operands) if self.is_tracked(x)]
+        return places[0] if len(places) == 1 else None
+
+    def _summed(self, equation: Any, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+        place = self._multiplied(equation, operands)
+        return results if place is None else whole_sum(results, equation, operands[place], place, self.mesh)
 
     def _viewed_once(self, equation: Any, x: Any) -> Any:
         """The array cast or in another shape; the same for all that do so, whose products then share one copy."""
@@ -124,16 +130,30 @@ class _Gathering:
     def _in_a_loop(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
         if is_product(equation, summed, self.examples):
-            return [product(equation, summed)]
+            operands = self._as_products_see(equation, operands)
+            summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
+            return self._summed(equation, operands, [product(equation, summed)])
         if is_of_each_example(equation, summed):
             return [of_each_example(equation, summed)]
         if is_view(equation):
             return [operands[0].viewed(equation)]
         return self.use(equation, [x.plain if isinstance(x, Repeated) else x for x in operands])
 
+    def _on_unmerged(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        """An equation on an array whose projections are apart: as such where it can be, else on the array as it was."""
+
+        def apply(equation: Any, values: Sequence[Any]) -> Sequence[Any]:
+            in_a_loop = any(isinstance(x, Repeated) for x in values)
+            return self._in_a_loop(equation, values) if in_a_loop else self._on_whole(equation, values)
+
+        results = on_unmerged(equation, self._as_products_see(equation, operands), apply)
+        return results or self.use(equation, [x.array() if isinstance(x, Unmerged) else x for x in operands])
+
     def _on_whole(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        if equation.primitive.name in ("dot_general", "broadcast_in_dim") and any(map(is_fused, operands)):
+            return self._on_unmerged(equation, [unmerged(x) if is_fused(x) else x for x in operands])
         if is_product(equation, operands, self.examples):
-            return [product(equation, operands)]
+            return self._summed(equation, operands, [product(equation, operands)])
         if is_spread(equation, operands):
             return [spread(equation, operands)]
         params = equation.params
@@ -141,7 +161,7 @@ class _Gathering:
         if grouped and self.mesh.shape.get(TENSOR, 1) > 1:
             image, kernel = operands
             operands = [_split_over_every_axis(image, kernel, params["dimension_numbers"], self.mesh), kernel]
-        return list(bind(equation, [_whole(x) for x in operands]))
+        return self._summed(equation, operands, list(bind(equation, [_whole(x) for x in operands])))
 
 
 def gathering(
@@ -150,7 +170,7 @@ def gathering(
     gathered: Any,
     mesh: Mesh,
     *,
-    alone: Any = None,
+    usage: Any = None,
     reshard_after_forward: bool = False,
 ) -> Callable[..., Any]:
     """The same function of parameters that live in shards.
@@ -161,8 +181,7 @@ def gathering(
         gathered: the same, where each is used; one that is told to be in shards over `fsdp` still is gathered where
             more is done with it than looking up a few of its rows.
         mesh: the devices.
-        alone: the same, what of that splits a dim that matmuls sum over, but not the arrays it is multiplied with; None
-            for nothing.
+        usage: the same, a `Usage` each; None where there is nothing to say of any.
         reshard_after_forward: forget gathered parameters after the forward pass, and gather them once more in the
             backward pass (the name is that of PyTorch's FSDP2): half as much again is moved, and they take no memory
             in between.
@@ -173,7 +192,7 @@ def gathering(
     """
     lives, told = (jax.tree.leaves(tree, is_leaf=_is_spec) for tree in (specs, gathered))
     lives, used = [as_spec(as_dims(spec)) for spec in lives], [_without_fsdp(spec) for spec in told]
-    by_itself = [PartitionSpec()] * len(lives) if alone is None else jax.tree.leaves(alone, is_leaf=_is_spec)
+    how = [Usage()] * len(lives) if usage is None else jax.tree.leaves(usage)
     moves = lives != used or mesh.shape.get(TENSOR, 1) > 1
 
     def gathers(params: Any, *others: Any) -> Any:
@@ -186,8 +205,8 @@ def gathering(
         if as_it_is and not repeats(closed.jaxpr, is_weight):
             return function(params, *others)
         kept = [_used_again(*one, closed.jaxpr, mesh) for one in zip(given, lives, closed.jaxpr.invars, strict=False)]
-        places = zip(kept, lives, used, by_itself, strict=True)
-        stored = [Sharded(leaf, where, there, mesh, rows) for leaf, where, there, rows in places]
+        places = zip(kept, lives, used, how, strict=True)
+        stored = [Sharded(leaf, where, there, mesh, own) for leaf, where, there, own in places]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
         rewriting = _Gathering(mesh, reshard_after_forward, examples, casts(closed))
@@ -233,20 +252,6 @@ def _copy(x: Any) -> Any:
 
 
 _copy.defvjp(lambda x: (x, None), lambda _, gradient: (gradient,))
-
-
-def _contracted_alone(parameter: Sharded, contracted: Sequence[Sequence[int]], place: int) -> list[int]:
-    """The dims of a product's other operand that it sums over, where the parameter's, operand `place`, are alone."""
-    if parameter.views:
-        return []
-    pairs = zip(contracted[place], contracted[1 - place], strict=True)
-    return [other for own, other in pairs if own < len(parameter.alone) and parameter.alone[own]]
-
-
-def _whole_along(x: Any, dims: Sequence[int], mesh: Mesh) -> Any:
-    """An array that no mesh axis splits along some dims; where its others are split is left open."""
-    spec = PartitionSpec(*(None if dim in dims else PartitionSpec.UNCONSTRAINED for dim in range(x.ndim)))
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
 def _whole(x: Any) -> Any:

@@ -24,6 +24,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
+from redco_cli.sharding.gather.fused import is_fused, unmerged
 from redco_cli.sharding.gather.repeated import Repeated, Summed
 from redco_cli.sharding.gather.sharded import Sharded, batch_ways
 from redco_cli.sharding.plan import BATCH_AXES
@@ -72,7 +73,11 @@ def before_loop(params: Any, operands: Sequence[Any]) -> tuple[list[Any], dict[A
     for equation in jaxpr.eqns:  # cast where they live: it is cheaper to gather in fewer bits
         if equation.primitive.name in VIEWS and equation.invars[0] in weights:
             weights[equation.outvars[0]] = weights[equation.invars[0]].viewed(equation)
-    repeated = _repeated(weights, list(_made_of(jaxpr, weights)))
+    made = list(_made_of(jaxpr, weights))
+    in_others = {atom for equation in made for atom in equation.invars}
+    fused = {x: unmerged(one) for x, one in weights.items() if is_fused(one) and x not in in_others}
+    repeated = _repeated(weights | {x: one.value for x, one in fused.items()}, made)
+    repeated |= {x: replace(one, value=repeated[x]) for x, one in fused.items()}
     return [repeated.get(x, one) for x, one in zip(jaxpr.invars, operands, strict=True)], repeated
 
 

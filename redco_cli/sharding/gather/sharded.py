@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.gather.torus import scatter_sum
-from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims, as_spec
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, Usage, as_dims, as_spec
 from redco_cli.sharding.program.rewrite import bind
 
 SMALL = 2**20
@@ -62,7 +62,7 @@ class Sharded:
         spec: the mesh axes of its dims where it lives.
         gathered: the same where it is used.
         mesh: the devices.
-        alone: what of `gathered` splits a dim that matmuls sum over, but not the arrays it is multiplied with.
+        usage: how it is used there.
         views: equations of one operand, to apply once it is gathered.
         is_cast: the array is what the program makes of the parameter in another precision.
     """
@@ -71,7 +71,7 @@ class Sharded:
     spec: PartitionSpec
     gathered: PartitionSpec
     mesh: Mesh
-    alone: PartitionSpec
+    usage: Usage = field(default_factory=Usage)
     views: tuple[Any, ...] = ()
     is_cast: bool = False
 
@@ -222,8 +222,8 @@ class Sharded:
 
     def layer(self, arrays: Any) -> Sharded:
         """One layer of it."""
-        spec, gathered, alone = (PartitionSpec(*spec[1:]) for spec in (self.spec, self.gathered, self.alone))
-        return Sharded(arrays, spec, gathered, self.mesh, alone)
+        spec, gathered, alone = (PartitionSpec(*spec[1:]) for spec in (self.spec, self.gathered, self.usage.alone))
+        return Sharded(arrays, spec, gathered, self.mesh, replace(self.usage, alone=alone))
 
 
 def scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> PartitionSpec:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Candidate, Costs
-from redco_cli.sharding.decide.layout import Layout
+from redco_cli.sharding.decide.layout import Layout, exchange
 from redco_cli.sharding.decide.tables import dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
 from redco_cli.sharding.program.events import LOOKED_UP, PossibleCollective
@@ -68,6 +68,7 @@ def predict_collectives(
             shard = whole // (sizes[FSDP] * sizes[TENSOR])
             exchanged = (PARAMETERS,) if parameter.path in frozen else (PARAMETERS, GRADIENTS)
             found += [((ALL_TO_ALL, TENSOR, what), shard) for what in exchanged]
+        found += _exchanged(whole, parameter, layout, sizes, is_frozen=parameter.path in frozen)
         if layout.by_rows is not None:
             found += [((ALL_REDUCE, TENSOR, "partial sums of a matmul"), layout.by_rows.summed)]
             found += [((ALL_GATHER, TENSOR, "gradient of a matmul's input"), layout.by_rows.gathered)]
@@ -117,6 +118,19 @@ def _rows(
 Moved = list[tuple[tuple[str, str, str], int]]
 
 
+def _exchanged(size: int, parameter: Parameter, layout: Layout, sizes: Mapping[str, int], *, is_frozen: bool) -> Moved:
+    """Exchanging projections that are several in one parameter of so many bytes, over `tensor` there and back."""
+    if layout.parts == 1:
+        return []
+    shard, what = size // layout.ways(sizes), (PARAMETERS,) if is_frozen else (PARAMETERS, GRADIENTS)
+    place = next(place for place, used in enumerate(layout.gathered) if TENSOR in used)
+    first = "+".join(axis for axis in (FSDP, TENSOR) if axis in layout.stored[place])
+    if exchange(parameter, layout, sizes) is None:
+        ways = math.prod(sizes[axis] for axis in layout.stored[place])
+        return [((ALL_GATHER, first, one), shard * ways) for one in what]
+    return [((ALL_TO_ALL, over, one), shard) for one in what for over in (first, TENSOR)]
+
+
 def _where_used(
     size: int, layout: Layout, used: Collection[str], sizes: Mapping[str, int], *, is_recomputed: bool
 ) -> Moved:
@@ -162,7 +176,7 @@ def in_a_step(
         elif one.what == AGAIN and regathers:
             continue  # they are among all
         elif one.what in PER_PASS:
-            twice = 2 if regathers and one.kind == ALL_GATHER else 1
+            twice = 2 if regathers and one.what == PARAMETERS else 1
             found.append(replace(one, count=one.count * passes * twice, bytes=one.bytes * passes * twice))
         else:
             found.append(replace(one, count=one.count * passes, bytes=int(one.bytes * scale)))
@@ -217,5 +231,5 @@ def _cut_axes(
         dim[0]
         for parameter, layout in zip(reading.parameters, layouts, strict=True)
         for dim, used in zip(parameter.dims, layout.gathered, strict=True)
-        if TENSOR in used and dim and dim[0] not in taken and layout.by_rows is None
+        if TENSOR in used and dim and dim[0] not in taken and layout.by_rows is None and layout.parts == 1
     }

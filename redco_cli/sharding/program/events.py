@@ -79,6 +79,7 @@ class Matmul(NamedTuple):
         produced: dims of the result that the weight brings.
         activation: dims of the activation.
         result: dims of the result.
+        times: how often in a forward pass.
     """
 
     path: str
@@ -87,6 +88,7 @@ class Matmul(NamedTuple):
     produced: tuple[Dim, ...]
     activation: tuple[Dim, ...]
     result: tuple[Dim, ...]
+    times: int = 1
 
 
 class Use(NamedTuple):

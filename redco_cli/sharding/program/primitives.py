@@ -111,7 +111,8 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         walk.batched.extend(batch)
     for x, aval, other, free in ((left, left_aval, right, left_free), (right, right_aval, left, right_free)):
         if other.from_batch and not x.from_batch:
-            walk.matmuls.append(Matmul(x.path, x.dims, tuple(contracted), tuple(free), other.dims, result.dims))
+            dims = x.dims, tuple(contracted), tuple(free), other.dims, result.dims
+            walk.matmuls.append(Matmul(x.path, *dims, walk.times))
             walk.uses.append(Use(x.origin, itemsize(aval), walk.recomputes))
     for group in groups:
         walk.batched.append(right.dims[group])
@@ -250,7 +251,7 @@ def _conv(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for i in numbers.lhs_spec[2:]:
         walk.needs_whole([left.dims[i]], left, equation.invars[0].aval, "edges of an image")
     result = combined(operands, dims)
-    walk.matmuls.append(Matmul(right.path, right.dims, (right_in,), (right_out,), left.dims, result.dims))
+    walk.matmuls.append(Matmul(right.path, right.dims, (right_in,), (right_out,), left.dims, result.dims, walk.times))
     walk.uses.append(Use(right.origin, itemsize(equation.invars[1].aval), walk.recomputes))
     if groups == 1:
         unify(left_feature, right_in)

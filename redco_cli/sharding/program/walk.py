@@ -156,6 +156,11 @@ class Walk:
         if operand.requires_grad:
             self.may_need("all-reduce", dims, operand, aval, f"{GRADIENT} {what}")
 
+    @property
+    def times(self) -> int:
+        """How often what is met now happens in a forward pass."""
+        return self._times
+
     @contextlib.contextmanager
     def repeated(self, times: float) -> Iterator[None]:
         """While the context is open, everything happens `times` times."""

@@ -93,8 +93,8 @@ def test_what_is_used_by_rows_splits_no_residual_stream():
     params = {name: rng.normal(size=shape).astype(np.float32) * 0.04 for name, shape in shapes.items()}
     batch = {"ids": rng.integers(0, vocabulary, (B, length)).astype(np.int32)}
     plan = derive(loss_fn, params, batch, MESH)
-    assert plan.alone["transform"] == P("tensor")
-    assert {row.path for row in plan.rows if row.alone} == {"transform"}
+    assert plan.usage["transform"].alone == P("tensor")
+    assert {row.path for row in plan.rows if row.usage.alone} == {"transform"}
     found = attempt(loss_fn, params, batch, plan)
     assert found.loss < 1e-5
     assert max(found.gradients.values()) < 1e-5
