@@ -22,32 +22,38 @@ def whole_input(x: Any, equation: Any, parameter: Any, place: int, mesh: Mesh) -
 
     Args:
         x: the operand.
-        equation: the product, a `dot_general`.
+        equation: a product or a convolution.
         parameter: the weight.
         place: which operand that is.
         mesh: the devices.
     """
-    return _whole_along(x, _contracted(equation, parameter, place), mesh)
+    return _whole_along(x, [other for _, other in _summed_alone(equation, parameter, place)], mesh)
 
 
 def whole_sum(results: Sequence[Any], equation: Any, parameter: Any, place: int, mesh: Mesh) -> Sequence[Any]:
     """The results of such a product, whole along the dims that the weight brings; other arguments as there."""
-    if not _contracted(equation, parameter, place):
+    if not _summed_alone(equation, parameter, place):
         return results
-    contracted, (batched, _) = equation.params["dimension_numbers"]
+    numbers = equation.params["dimension_numbers"]
+    if equation.primitive.name != "dot_general":
+        return [_whole_along(x, [numbers.out_spec[1]], mesh) for x in results]
+    contracted, (batched, _) = numbers
     free = [x.aval.ndim - len(dims) - len(batched) for x, dims in zip(equation.invars, contracted, strict=True)]
     first = len(batched) + (free[0] if place else 0)
     return [_whole_along(x, range(first, first + free[place]), mesh) for x in results]
 
 
-def _contracted(equation: Any, parameter: Any, place: int) -> list[int]:
-    """The dims of the other operand that are summed over, where the weight's are split alone."""
+def _summed_alone(equation: Any, parameter: Any, place: int) -> list[tuple[int, int]]:
+    """The dims of the weight that are summed over and split alone, each with that of the other operand."""
     weight = parameter.plain if isinstance(parameter, Repeated) else parameter
     if not isinstance(weight, Sharded) or weight.views:
         return []
-    contracted, alone = equation.params["dimension_numbers"][0], weight.usage.alone
-    pairs = zip(contracted[place], contracted[1 - place], strict=True)
-    return [other for own, other in pairs if own < len(alone) and alone[own]]
+    numbers, alone = equation.params["dimension_numbers"], weight.usage.alone
+    if equation.primitive.name == "dot_general":
+        pairs = list(zip(numbers[0][place], numbers[0][1 - place], strict=True))
+    else:
+        pairs = [(numbers.rhs_spec[1], numbers.lhs_spec[1])] if place == 1 else []
+    return [(own, other) for own, other in pairs if own < len(alone) and alone[own]]
 
 
 def _whole_along(x: Any, dims: Iterable[int], mesh: Mesh) -> Any:

@@ -18,20 +18,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
+from redco_cli.sharding.gather.convolutions import grouped, is_grouped
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.loops import before_loop, repeats
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
 from redco_cli.sharding.gather.replicas import is_product, is_spread, product, spread, summed_once, uses
 from redco_cli.sharding.gather.rows import looked_up, moves_rows
 from redco_cli.sharding.gather.sharded import SMALL, Apart, Sharded
-from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Usage, as_dims, as_spec
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.rewrite import VIEWS, bind, conditional, loop, rewritten
+
+_PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class _Gathering:
         reshard_after_forward: once for the forward pass, and once more for the backward pass.
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
-        multiplied: by their `id`, arrays that parameters multiplied so far, and each as the products see it.
+        multiplied: arrays that parameters multiplied so far, and each as the products see it; by their `id`, and
+            whether each device has a part of the parameter.
         viewed: by their `id` and how, arrays that were seen in another way so far, and what that gave.
     """
 
@@ -53,7 +57,7 @@ class _Gathering:
     casts: Mapping[Any, Any]
     enters: frozenset[str] = frozenset()
     everywhere: bool = False
-    multiplied: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    multiplied: dict[tuple[int, bool], tuple[Any, Any]] = field(default_factory=dict)
     viewed: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)
 
     def is_tracked(self, operand: Any) -> bool:
@@ -99,19 +103,20 @@ class _Gathering:
 
         With `tensor`, each product has a part of the array's gradient on each device. The copy's gradient is the sum of
         all of them, and XLA adds up the parts in one all-reduce; without it, what a residual connection adds may come
-        between, and each has its own.
+        between, or the whole gradient of a product with a parameter that is not split, and each has its own.
         """
         place = self._multiplied(equation, operands)
         if place is None or not _is_traced(operands[1 - place]):
             return operands
         other = operands[1 - place]
-        _, seen = self.multiplied.setdefault(id(other), (other, _copy(other)))
+        key = id(other), _is_in_parts(operands[place])
+        _, seen = self.multiplied.setdefault(key, (other, _copy(other)))
         seen = whole_input(seen, equation, operands[place], place, self.mesh)
         return [x if self.is_tracked(x) else seen for x in operands]
 
     def _multiplied(self, equation: Any, operands: Sequence[Any]) -> int | None:
         """Which operand of a product is its one parameter, on a mesh with `tensor`."""
-        if equation.primitive.name != "dot_general" or not self._is_over_tensor:
+        if equation.primitive.name not in _PRODUCTS or not self._is_over_tensor:
             return None
         places = [place for place, x in enumerate(operands) if self.is_tracked(x)]
         return places[0] if len(places) == 1 else None
@@ -156,11 +161,8 @@ class _Gathering:
             return self._summed(equation, operands, [product(equation, operands)])
         if is_spread(equation, operands):
             return [spread(equation, operands)]
-        params = equation.params
-        grouped = equation.primitive.name == "conv_general_dilated" and params["feature_group_count"] > 1
-        if grouped and self.mesh.shape.get(TENSOR, 1) > 1:
-            image, kernel = operands
-            operands = [_split_over_every_axis(image, kernel, params["dimension_numbers"], self.mesh), kernel]
+        if is_grouped(equation, operands, self.examples, self.mesh):
+            return [grouped(equation, operands[0], operands[1], self.mesh)]
         return self._summed(equation, operands, list(bind(equation, [_whole(x) for x in operands])))
 
 
@@ -238,6 +240,12 @@ def _is_traced(x: Any) -> bool:
     return isinstance(x, jax.core.Tracer)
 
 
+def _is_in_parts(parameter: Any) -> bool:
+    """Whether each device of `tensor` multiplies with a part of a parameter, whose results or gradients are summed."""
+    used = parameter.plain if isinstance(parameter, Repeated) else parameter
+    return not isinstance(used, Sharded) or any(TENSOR in axes for axes in as_dims(used.gathered))
+
+
 def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, PartitionSpec)
 
@@ -260,21 +268,3 @@ def _whole(x: Any) -> Any:
 
 def _having(x: Any, arrays: Any) -> Any:
     return x.having(arrays) if isinstance(x, Sharded) else arrays
-
-
-def _split_over_every_axis(images: Any, kernel: Any, numbers: Any, mesh: Mesh) -> Any:
-    """The input of a grouped convolution, split over every axis of the mesh: its channels where the kernel's are.
-
-    XLA (with JAX 0.10) adds up the gradient of the kernel once for each device of an axis that splits nothing of the
-    convolution while another axis splits its batch: the gradient comes out too large by the size of that axis.
-    """
-    whole = _whole(images)
-    dims: list[Any] = [None] * whole.ndim
-    batch, channels = numbers.lhs_spec[:2]
-    out = numbers.rhs_spec[0]
-    known = isinstance(kernel, Sharded) and not kernel.views
-    if known and len(kernel.gathered) > out and kernel.gathered[out] == TENSOR:
-        dims[batch], dims[channels] = BATCH_AXES, TENSOR
-    elif whole.shape[batch] % mesh.size == 0:
-        dims[batch] = AXES
-    return jax.lax.with_sharding_constraint(whole, NamedSharding(mesh, PartitionSpec(*dims)))

@@ -29,7 +29,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.gather.repeated import Summed
 from redco_cli.sharding.gather.sharded import Apart, Sharded, batch_ways, cut, part_spec
-from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
+from redco_cli.sharding.plan import BATCH_AXES, DATA, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
 
@@ -199,7 +199,7 @@ def _adds_up(weight: Sharded | Summed) -> bool:
         return True
     if not set(BATCH_AXES) <= set(weight.mesh.shape):
         return False
-    is_cut = FSDP in itertools.chain(*as_dims(weight.spec)) and FSDP not in itertools.chain(*as_dims(weight.gathered))
+    is_cut = set(itertools.chain(*as_dims(weight.spec))) > set(itertools.chain(*as_dims(weight.gathered)))
     return (weight.is_apart or is_cut) and _is_floating(weight.value) and weight.divides
 
 

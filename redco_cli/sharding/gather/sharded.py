@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.gather.torus import scatter_sum
-from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, Usage, as_dims, as_spec
+from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.rewrite import bind
 
 SMALL = 2**20
@@ -185,9 +185,17 @@ class Sharded:
         """
         there = scattered(self.gathered, self.spec, parts.ndim - 1)
         place = next((dim for dim, axes in enumerate(as_dims(there)) if FSDP in axes), None)
+        kept = next((dim for dim, axes in enumerate(as_dims(self.spec)) if TENSOR in axes), None)
+        is_used_whole = not any(TENSOR in axes for axes in as_dims(self.gathered))
+        if not is_used_whole or kept == place:
+            kept = None
+        if kept is not None:  # each device adds up only what it keeps
+            there = as_spec((*as_dims(there, kept + 1)[:kept], (TENSOR,), *as_dims(there)[kept + 1 :]))
 
         def add_up(part: Any) -> Any:
             own = jnp.squeeze(part, 0)
+            if kept is not None:
+                own = _share(own, kept, TENSOR, self.mesh)
             own = jax.lax.psum(own, FSDP) if place is None else scatter_sum(own, self.mesh, FSDP, place)
             return own[..., None] if self.is_apart else jax.lax.psum(own, DATA)
 
@@ -224,6 +232,12 @@ class Sharded:
         """One layer of it."""
         spec, gathered, alone = (PartitionSpec(*spec[1:]) for spec in (self.spec, self.gathered, self.usage.alone))
         return Sharded(arrays, spec, gathered, self.mesh, replace(self.usage, alone=alone))
+
+
+def _share(x: Any, dim: int, axis: str, mesh: Mesh) -> Any:
+    """What one device along a mesh axis has of an array, in a `shard_map`."""
+    size = x.shape[dim] // mesh.shape[axis]
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, dim)
 
 
 def scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> PartitionSpec:
