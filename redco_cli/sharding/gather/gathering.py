@@ -79,6 +79,9 @@ class _Gathering:
             return self._in_a_loop(equation, operands)
         if equation.primitive.name == "name" and isinstance(operands[0], Sharded):
             return [operands[0].viewed(equation)]
+        part = operands[0].part(equation) if operands and isinstance(operands[0], Sharded) else None
+        if part is not None:
+            return [part]
         if equation.primitive.name == "cond" and any(map(self.is_tracked, operands)):
             switch = rematerialised_switch if is_rematerialised(equation) else jax.lax.switch
             return conditional(equation.params, operands, self, switch)

@@ -216,12 +216,38 @@ class Sharded:
 
     def viewed(self, equation: Any) -> Sharded:
         """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
+        part = self.part(equation)
+        if part is not None:
+            return part
         fewer = not jnp.issubdtype(self.value.dtype, jnp.integer)  # codes of a quantised weight are few as they are
         is_mark = equation.params.get("name") == OF_EACH_SHARD
         if equation.primitive.name in ("convert_element_type", "name") and fewer and not is_mark:
             arrays = jax.tree.map(lambda leaf: bind(equation, [leaf])[0], self.arrays)
             return replace(self, arrays=arrays, is_cast=self.is_cast or equation.primitive.name != "name")
         return replace(self, views=(*self.views, equation))
+
+    def part(self, equation: Any) -> Sharded | None:
+        """What a slice or squeeze takes along dims that no mesh axis splits, such as one layer of a stack.
+
+        It lives where the whole does, and is gathered by itself; None for anything else.
+        """
+        params, shape = equation.params, self.value.shape
+        lives, used, alone = (as_dims(one, len(shape)) for one in (self.spec, self.gathered, self.usage.alone))
+        if equation.primitive.name not in ("slice", "squeeze") or self.views:
+            return None
+        gone = params.get("dimensions", ())
+        ends = list(map(slice, params.get("start_indices", ()), params.get("limit_indices", ())))
+        cut = gone or [dim for dim, one in enumerate(ends) if one != slice(0, shape[dim])]
+        if any(lives[dim] or used[dim] for dim in cut) or params.get("strides"):
+            return None
+
+        def taken(leaf: Any) -> Any:
+            return jax.lax.squeeze(leaf, gone) if gone else leaf[tuple(ends)]
+
+        left = (tuple(axes for dim, axes in enumerate(dims) if dim not in gone) for dims in (lives, used, alone))
+        spec, gathered, own = map(as_spec, left)
+        usage = replace(self.usage, alone=own)
+        return replace(self, arrays=jax.tree.map(taken, self.arrays), spec=spec, gathered=gathered, usage=usage)
 
     def stacked(self) -> Any:
         """Itself; whole where its layers are no longer its leading dim, or are split."""
