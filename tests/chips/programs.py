@@ -39,6 +39,9 @@ SOURCES = (
     *(
         "sharding/gather/gathering.py",
         "sharding/gather/sharded.py",
+        "sharding/gather/by_rows.py",
+        "sharding/gather/fused.py",
+        "sharding/gather/convolutions.py",
         "sharding/gather/conditionals.py",
         "sharding/gather/replicas.py",
         "sharding/gather/torus.py",

@@ -102,11 +102,14 @@ def _over_tensor(
         return Layout(whole, whole, reason_without_tensor(parameter, sizes))
     by_chain = {candidate.chain: candidate for candidate in chosen}
     several = projections(parameter, {axis for chain in by_chain for axis in chain}, sizes[TENSOR])
+    made = [m.produced for m in reading.matmuls.get(parameter.path, ())]
     for place, dim in enumerate(parameter.dims):
         if _routes(parameter, dim, reading):
             return Layout(whole, whole, f"router: whole, as scores of {parameter.shape[place]} experts are few bytes")
         ways = leading(dim, sizes[TENSOR], reading.within_heads | reading.input_axes)
+        # What is made of an array is in shards as the array is: to gather that moves less than to sum all it makes.
         feeds_itself = several is not None and several.axis in dim
+        feeds_itself |= bool(made) and dim in parameter.dims[place + 1 :] and all(_made_by(one, dim) for one in made)
         if ways is not None and tuple(ways) in by_chain and not feeds_itself:
             split = _with(whole, place, TENSOR)
             return Layout(split, split, split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
@@ -127,8 +130,11 @@ def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
 
 def _fused(parameter: Parameter, several: Projections, reading: Reading, *, is_apart: bool) -> Layout:
     """Several projections in one dim: each split by itself, or contiguous blocks of all of them together."""
-    split = _with(((),) * len(parameter.shape), several.place, TENSOR)
+    whole: DimShardings = ((),) * len(parameter.shape)
+    split = _with(whole, several.place, TENSOR)
     reason = f"{several.count} projections of {several.axis.size} {called(several.axis, reading)} in one"
+    if is_apart and parameter.is_vector:
+        return Layout(whole, whole, f"{reason}: whole, each cut where it is used")
     if is_apart:
         return Layout(split, split, f"{reason}: {APART}", parts=several.count)
     return Layout(split, split, f"{reason}: {BLOCKS}")
@@ -136,8 +142,7 @@ def _fused(parameter: Parameter, several: Projections, reading: Reading, *, is_a
 
 def _fused_where_it_lives(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Layout:
     """The same in contiguous blocks, where projections cannot be told apart in shards, and are too large to gather."""
-    is_small = parameter.is_vector or parameter.bytes < SMALL
-    if layout.parts == 1 or is_small or exchange(parameter, layout, sizes) is not None:
+    if layout.parts == 1 or parameter.bytes < SMALL or exchange(parameter, layout, sizes) is not None:
         return layout
     return replace(layout, parts=1, reason=layout.reason.replace(APART, BLOCKS))
 

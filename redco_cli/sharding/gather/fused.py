@@ -126,7 +126,7 @@ def unmerged(weight: Sharded) -> Unmerged:
     ndim, shape, mesh = weight.value.ndim, weight.value.shape, weight.mesh
     lives, used = as_dims(weight.spec, ndim), as_dims(weight.gathered, ndim)
     dim = next(dim for dim, axes in enumerate(used) if TENSOR in axes)
-    between, there = exchanged(lives, dim, shape, mesh.shape) or (((),) * ndim, used)  # a vector is gathered
+    between, there = exchanged(lives, dim, shape, mesh.shape) or (((),) * ndim, used)  # a small one is gathered
     apart, gathered = (as_spec((*dims[:dim], (), *dims[dim:])) for dims in (there, used))
 
     def constrained(x: Any, spec: PartitionSpec, rank: int) -> Any:

@@ -185,12 +185,11 @@ class Sharded:
         """
         there = scattered(self.gathered, self.spec, parts.ndim - 1)
         place = next((dim for dim, axes in enumerate(as_dims(there)) if FSDP in axes), None)
-        kept = next((dim for dim, axes in enumerate(as_dims(self.spec)) if TENSOR in axes), None)
-        is_used_whole = not any(TENSOR in axes for axes in as_dims(self.gathered))
-        if not is_used_whole or kept == place:
-            kept = None
-        if kept is not None:  # each device adds up only what it keeps
-            there = as_spec((*as_dims(there, kept + 1)[:kept], (TENSOR,), *as_dims(there)[kept + 1 :]))
+        kept = self._kept()
+        if kept is not None:  # each device of `tensor` adds up no more than that
+            there = as_spec(
+                tuple((TENSOR,) if dim == kept else axes for dim, axes in enumerate(as_dims(there, kept + 1)))
+            )
 
         def add_up(part: Any) -> Any:
             own = jnp.squeeze(part, 0)
@@ -206,6 +205,12 @@ class Sharded:
         if self.is_apart:
             return replace(self.arrays, value=None, parts=self._unpadded(self._parts(summed, self.spec)))
         return self._unpadded(jax.lax.with_sharding_constraint(summed, NamedSharding(self.mesh, self.spec)))
+
+    def _kept(self) -> int | None:
+        """The dim of which each device of `tensor` keeps a part, and uses all; None where `fsdp` splits it, too."""
+        if any(TENSOR in axes for axes in as_dims(self.gathered)):
+            return None
+        return next((dim for dim, axes in enumerate(as_dims(self.spec)) if axes == (TENSOR,)), None)
 
     def _parts(self, parts: Any, spec: PartitionSpec) -> Any:
         return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, part_spec(spec, parts.ndim - 1)))

@@ -112,7 +112,7 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for x, aval, other, free in ((left, left_aval, right, left_free), (right, right_aval, left, right_free)):
         if other.from_batch and not x.from_batch:
             dims = x.dims, tuple(contracted), tuple(free), other.dims, result.dims
-            walk.matmuls.append(Matmul(x.path, *dims, walk.times))
+            walk.matmuls.append(Matmul(x.origin, *dims, walk.times))
             walk.uses.append(Use(x.origin, itemsize(aval), walk.recomputes))
     for group in groups:
         walk.batched.append(right.dims[group])

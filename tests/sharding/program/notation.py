@@ -73,14 +73,10 @@ def walked_axes(function: Callable[..., Any], *operands: Operand) -> Walked:
     """Walks through a function of some arrays."""
     closed = jax.make_jaxpr(function)(*(operand.array for operand in operands))
     walk = Walk()
+    paths = [f"w{place}" if operand.requires_grad else "" for place, operand in enumerate(operands)]
     values = [
-        Value(
-            fresh_dims(operand.array.shape),
-            operand.requires_grad,
-            operand.from_batch,
-            f"w{place}" if operand.requires_grad else "",
-        )
-        for place, operand in enumerate(operands)
+        Value(fresh_dims(operand.array.shape), operand.requires_grad, operand.from_batch, path, path)
+        for operand, path in zip(operands, paths, strict=True)
     ]
     results = walk.closed(closed, values)
     letters = AxisLetters()
