@@ -133,7 +133,7 @@ def _fused(parameter: Parameter, several: Projections, reading: Reading, *, is_a
     whole: DimShardings = ((),) * len(parameter.shape)
     split = _with(whole, several.place, TENSOR)
     reason = f"{several.count} projections of {several.axis.size} {called(several.axis, reading)} in one"
-    if is_apart and parameter.is_vector:
+    if parameter.is_vector:
         return Layout(whole, whole, f"{reason}: whole, each cut where it is used")
     if is_apart:
         return Layout(split, split, f"{reason}: {APART}", parts=several.count)

@@ -221,7 +221,7 @@ class Sharded:
 
     def viewed(self, equation: Any) -> Sharded:
         """The same parameter, seen in another way; cast at once, as it is cheaper to gather in fewer bits."""
-        part = self.part(equation)
+        part = self.part(equation) or self._transposed(equation)
         if part is not None:
             return part
         fewer = not jnp.issubdtype(self.value.dtype, jnp.integer)  # codes of a quantised weight are few as they are
@@ -253,6 +253,16 @@ class Sharded:
         spec, gathered, own = map(as_spec, left)
         usage = replace(self.usage, alone=own)
         return replace(self, arrays=jax.tree.map(taken, self.arrays), spec=spec, gathered=gathered, usage=usage)
+
+    def _transposed(self, equation: Any) -> Sharded | None:
+        """One of several projections with its dims in another order at once, as these are told apart before its use."""
+        if equation.primitive.name != "transpose" or self.usage.parts == 1 or self.views:
+            return None
+        order, ndim = equation.params["permutation"], self.value.ndim
+        arrays = jax.tree.map(lambda leaf: leaf.transpose(*order, *range(ndim, leaf.ndim)), self.arrays)
+        lives, used = (as_dims(spec, ndim) for spec in (self.spec, self.gathered))
+        spec, gathered = (as_spec(tuple(dims[dim] for dim in order)) for dims in (lives, used))
+        return replace(self, arrays=arrays, spec=spec, gathered=gathered)
 
     def stacked(self) -> Any:
         """Itself; whole where its layers are no longer its leading dim, or are split."""

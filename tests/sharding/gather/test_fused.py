@@ -59,6 +59,11 @@ def narrow(p, x):
     return jnp.split(made.astype(jnp.float32) + p["bias"], 3, -1)
 
 
+def transposed(p, x):
+    """As GPT-2 of Hugging Face has it: kernels are the other way round."""
+    return jnp.split(x @ p["qkv"].T + p["bias"], 3, -1)
+
+
 def block(cut, p, x):
     q, k, v = cut(p, norm(x))
     return x + attend(q, k, v) @ p["out"]
@@ -109,6 +114,10 @@ PROGRAMS = {
         cut.__name__: (functools.partial(attention, cut), {"first": LAYER, "second": LAYER})
         for cut in (in_thirds, in_slices, in_a_dim, in_heads, two_and_one, narrow)
     },
+    "transposed": (
+        functools.partial(attention, transposed),
+        dict.fromkeys(("first", "second"), LAYER | {"qkv": np.ascontiguousarray(LAYER["qkv"].T)}),
+    ),
     "stacked": (stacked, {"layers": jax.tree.map(lambda leaf: np.stack([leaf, -leaf]), LAYER)}),
     "gated": (gated, {"first": GATED, "second": GATED}),
     "recurrent": (
