@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from redco_cli.sharding.axes import Dim, factors
 from redco_cli.sharding.decide.choose import ByRows, Candidate, Chain, by_rows, leading
-from redco_cli.sharding.decide.projections import APART, BLOCKS, Projections, exchanged, projections, told_apart
+from redco_cli.sharding.decide.projections import APART, BLOCKS, Projections, exchange, projections, told_apart
 from redco_cli.sharding.decide.reasons import called, reason_without_tensor, split_reason, whole_reason
 from redco_cli.sharding.decide.tables import dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings, Usage, as_spec
@@ -142,18 +142,13 @@ def _fused(parameter: Parameter, several: Projections, reading: Reading, *, is_a
 
 def _fused_where_it_lives(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Layout:
     """The same in contiguous blocks, where projections cannot be told apart in shards, and are too large to gather."""
-    if layout.parts == 1 or parameter.bytes < SMALL or exchange(parameter, layout, sizes) is not None:
+    if (
+        layout.parts == 1
+        or parameter.bytes < SMALL
+        or exchange(parameter, layout.stored, layout.gathered, sizes) is not None
+    ):
         return layout
     return replace(layout, parts=1, reason=layout.reason.replace(APART, BLOCKS))
-
-
-def exchange(
-    parameter: Parameter, layout: Layout, sizes: Mapping[str, int]
-) -> tuple[DimShardings, DimShardings] | None:
-    """Where a parameter is while its projections are told apart, and afterwards; see `projections.exchanged`."""
-    place = next(place for place, used in enumerate(layout.gathered) if TENSOR in used)
-    of_one = [1 if layer else size for size, layer in zip(parameter.shape, parameter.layers(), strict=True)]
-    return exchanged(layout.stored, place, of_one, sizes)
 
 
 def _few_heads(

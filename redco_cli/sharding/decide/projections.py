@@ -88,6 +88,22 @@ def told_apart(reading: Reading, chosen: Sequence[Candidate], sizes: Mapping[str
     return frozenset(leading for leading in weights if divide(leading) and are_fewer(leading))
 
 
+def exchange(
+    parameter: Parameter, stored: DimShardings, used: DimShardings, sizes: Mapping[str, int]
+) -> tuple[DimShardings, DimShardings] | None:
+    """Where one layer of a parameter is while its projections are told apart, and afterwards; see `exchanged`.
+
+    Args:
+        parameter: with projections in the dim that `tensor` splits.
+        stored: where it lives.
+        used: where it is used.
+        sizes: of the mesh axes.
+    """
+    place = next(place for place, axes in enumerate(used) if TENSOR in axes)
+    of_one = [1 if layer else size for size, layer in zip(parameter.shape, parameter.layers(), strict=True)]
+    return exchanged(stored, place, of_one, sizes)
+
+
 def exchanged(
     lives: DimShardings, dim: int, shape: Sequence[int], sizes: Mapping[str, int]
 ) -> tuple[DimShardings, DimShardings] | None:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Candidate, Costs
-from redco_cli.sharding.decide.layout import Layout, exchange
+from redco_cli.sharding.decide.layout import Layout
+from redco_cli.sharding.decide.projections import exchange
 from redco_cli.sharding.decide.tables import dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
 from redco_cli.sharding.program.events import LOOKED_UP, PossibleCollective
@@ -125,7 +126,7 @@ def _exchanged(size: int, parameter: Parameter, layout: Layout, sizes: Mapping[s
     shard, what = size // layout.ways(sizes), (PARAMETERS,) if is_frozen else (PARAMETERS, GRADIENTS)
     place = next(place for place, used in enumerate(layout.gathered) if TENSOR in used)
     first = "+".join(axis for axis in (FSDP, TENSOR) if axis in layout.stored[place])
-    if exchange(parameter, layout, sizes) is None:
+    if exchange(parameter, layout.stored, layout.gathered, sizes) is None:
         ways = math.prod(sizes[axis] for axis in layout.stored[place])
         return [((ALL_GATHER, first, one), shard * ways) for one in what]
     return [((ALL_TO_ALL, over, one), shard) for one in what for over in (first, TENSOR)]
