@@ -615,7 +615,7 @@ def test_gpt2_of_hugging_face_has_kernels_the_other_way_round():
     plan = derive(one.loss_fn, one.params, one.batch, {"fsdp": 4, "tensor": 2})
     layer = "transformer/h/1"
     assert {path: entry for path, entry in stored(plan).items() if path.startswith(layer) and " " in entry} == {
-        f"{layer}/attn/c_attn/kernel": "tf -",
+        f"{layer}/attn/c_attn/kernel": "t f",
         f"{layer}/attn/c_proj/kernel": "f t",
         f"{layer}/mlp/c_fc/kernel": "tf -",
         f"{layer}/mlp/c_proj/kernel": "f t",

@@ -272,7 +272,9 @@ def _over_fsdp(parameter: Parameter, layout: Layout, reading: Reading, sizes: Ma
     if sizes[FSDP] == 1 or parameter.is_vector:
         return layout
     ways = [sizes[FSDP] * (sizes[TENSOR] if taken else 1) for taken in layout.stored]
-    for among in (*moving, range(len(parameter.shape))):
+    # Projections that are told apart are exchanged among the devices of `tensor` alone where another dim is split.
+    every = sorted(range(len(parameter.shape)), key=lambda place: layout.parts > 1 and bool(layout.stored[place]))
+    for among in (*moving, every):
         places = [place for place in among if parameter.shape[place] % ways[place] == 0 and not bound[place]]
         if places:
             place = places[0]
