@@ -7,33 +7,27 @@ convolution while another axis splits its batch: the gradient comes out too larg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from redco_cli.sharding.gather.sharded import Sharded, batch_ways
+from redco_cli.sharding.gather.sharded import Sharded
 from redco_cli.sharding.plan import BATCH_AXES, TENSOR, as_dims
-from redco_cli.sharding.program.examples import Examples
 
 
-def is_grouped(equation: Any, operands: Sequence[Any], examples: Examples, mesh: Mesh) -> bool:
-    """Whether an equation is a grouped convolution of examples that `data` and `fsdp` divide, on a mesh with `tensor`.
+def is_grouped(equation: Any, mesh: Mesh) -> bool:
+    """Whether an equation is a grouped convolution on a mesh of which an axis splits none of its examples.
 
     Args:
         equation: any.
-        operands: its own.
-        examples: where they are in its program.
         mesh: the devices.
     """
     if equation.primitive.name != "conv_general_dilated" or equation.params["feature_group_count"] == 1:
         return False
-    images = equation.invars[0]
-    batch = equation.params["dimension_numbers"].lhs_spec[0]
-    leads = batch == 0 and examples.lead(images) and not isinstance(operands[0], Sharded)
-    divides = set(BATCH_AXES) <= set(mesh.shape) and images.aval.shape[batch] % batch_ways(mesh) == 0
-    return bool(mesh.shape.get(TENSOR, 1) > 1 and leads and divides and equation.params["batch_group_count"] == 1)
+    over = math.prod(mesh.shape[axis] for axis in _split_examples(equation, mesh))
+    return equation.params["batch_group_count"] == 1 and over < mesh.size
 
 
 def grouped(equation: Any, images: Any, kernel: Any, mesh: Mesh) -> Any:
@@ -41,21 +35,20 @@ def grouped(equation: Any, images: Any, kernel: Any, mesh: Mesh) -> Any:
 
     Args:
         equation: the convolution.
-        images: whole examples.
-        kernel: an array, or a `Sharded`.
+        images: an array, or a `Sharded`.
+        kernel: the same.
         mesh: the devices.
     """
     numbers, groups = equation.params["dimension_numbers"], equation.params["feature_group_count"]
-    tensor = mesh.shape[TENSOR]
-    weights = kernel.array() if isinstance(kernel, Sharded) else kernel
-    out = numbers.rhs_spec[0]
+    inputs, weights = (x.array() if isinstance(x, Sharded) else x for x in (images, kernel))
+    tensor, over, out = mesh.shape.get(TENSOR, 1), _split_examples(equation, mesh), numbers.rhs_spec[0]
     used = as_dims(kernel.gathered, weights.ndim) if isinstance(kernel, Sharded) and not kernel.views else None
     is_split = used is not None and TENSOR in used[out] and groups % tensor == 0
 
     def spec(batch: int | None, channels: int) -> PartitionSpec:
         dims: list[Any] = [None] * weights.ndim
         if batch is not None:
-            dims[batch] = BATCH_AXES
+            dims[batch] = over
         dims[channels] = TENSOR if is_split else None
         return PartitionSpec(*dims)
 
@@ -67,4 +60,15 @@ def grouped(equation: Any, images: Any, kernel: Any, mesh: Mesh) -> Any:
         out_specs=spec(*numbers.out_spec[:2]),
         check_vma=False,
     )
-    return convolve(images, weights)  # type: ignore[no-untyped-call]
+    return convolve(inputs, weights)  # type: ignore[no-untyped-call]
+
+
+def _split_examples(equation: Any, mesh: Mesh) -> tuple[str, ...]:
+    """The axes that examples of a convolution are split over: the first that divide them, as they do a batch."""
+    examples, over = equation.invars[0].aval.shape[equation.params["dimension_numbers"].lhs_spec[0]], list[str]()
+    for axis in BATCH_AXES:
+        ways = math.prod(mesh.shape[one] for one in (*over, axis) if one in mesh.shape)
+        if axis not in mesh.shape or examples % ways:
+            break
+        over.append(axis)
+    return tuple(over)

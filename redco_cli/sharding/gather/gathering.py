@@ -158,13 +158,13 @@ class _Gathering:
         return results or self.use(equation, [x.array() if isinstance(x, Unmerged) else x for x in operands])
 
     def _on_whole(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        if equation.primitive.name in ("dot_general", "broadcast_in_dim") and any(map(is_fused, operands)):
+        if equation.primitive.name == "dot_general" and any(map(is_fused, operands)):
             return self._on_unmerged(equation, [unmerged(x) if is_fused(x) else x for x in operands])
         if is_product(equation, operands, self.examples):
             return self._summed(equation, operands, [product(equation, operands)])
         if is_spread(equation, operands):
             return [spread(equation, operands)]
-        if is_grouped(equation, operands, self.examples, self.mesh):
+        if is_grouped(equation, self.mesh):
             return [grouped(equation, operands[0], operands[1], self.mesh)]
         return self._summed(equation, operands, list(bind(equation, [_whole(x) for x in operands])))
 

@@ -153,6 +153,31 @@ def test_a_grouped_convolution_keeps_examples_where_they_are(mesh):
     assert not any(kind == "all-gather" for kind, _ in over(found, "tensor"))
 
 
+def _in_time(params, batch):
+    """Examples are not the images: steps lead, or both are one dim, or each example is convolved along its channels."""
+    x, w = batch["x"], params["depth"] / (1 + jnp.abs(params["depth"]).sum(0))
+    first = jax.lax.conv_general_dilated(
+        x.swapaxes(0, 1), w, (1,), "SAME", dimension_numbers=("LNC", "LIO", "LNC"), feature_group_count=D
+    ).swapaxes(0, 1)
+    parts = (x + first).reshape(-1, 4, D)
+    second = jax.lax.conv_general_dilated(
+        parts, params["depth"], (1,), "SAME", dimension_numbers=("NLC", "LIO", "NLC"), feature_group_count=D
+    )
+    one = (second.mean((0, 1)) + x.mean((0, 1)))[None, None]  # a batch of one, which nothing divides
+    third = jax.lax.conv_general_dilated(
+        one, params["depth"], (1,), "SAME", dimension_numbers=("NLC", "LIO", "NLC"), feature_group_count=D
+    )
+    made = jnp.tanh(jnp.tanh(second.reshape(x.shape) + third) @ params["up"]) @ params["down"]
+    return ((made - batch["y"]) ** 2).mean()
+
+
+@pytest.mark.parametrize("mesh", [DATA2, FSDP4, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+def test_a_grouped_convolution_of_any_images_has_the_gradient_of_one_device(mesh):
+    params = {"depth": draw(7, 1, D), "up": draw(D, F), "down": draw(F, D)}
+    plan = derive(_in_time, params, examples(), mesh)
+    assert attempt(_in_time, params, examples(), plan).worst < 1e-5
+
+
 def test_a_weight_from_an_axis_to_itself_makes_what_its_input_is_split_along():
     def loss_fn(params, batch):
         u = batch["x"] @ params["in"]
