@@ -83,11 +83,10 @@ def lay_out(
     decided = [parameter.path in given for parameter in parameters]
     whole = [any(_routes(parameter, dim, reading) for dim in parameter.dims) for parameter in parameters]
     layouts = _left_over(reading, layouts, list(map(any, zip(decided, whole, strict=True))), chosen, sizes)
-    layouts = [
+    return [
         layout if done else _over_fsdp(parameter, layout, reading, sizes)
         for parameter, layout, done in zip(parameters, layouts, decided, strict=True)
     ]
-    return [_fused_where_it_lives(*each, sizes) for each in zip(parameters, layouts, strict=True)]
 
 
 def _over_tensor(
@@ -114,7 +113,7 @@ def _over_tensor(
             split = _with(whole, place, TENSOR)
             return Layout(split, split, split_reason(parameter, place, tuple(ways), reading, sizes[TENSOR]))
     if several is not None:
-        return _fused(parameter, several, reading, is_apart=several.leading in apart)
+        return _fused(parameter, several, reading, sizes, is_cheaper_apart=several.leading in apart)
     return _few_heads(parameter, chosen, reading, sizes) or Layout(
         whole, whole, whole_reason(parameter, reading, sizes[TENSOR])
     )
@@ -128,27 +127,29 @@ def _routes(parameter: Parameter, dim: Dim, reading: Reading) -> bool:
     return reading.routes.issuperset(dim) or (len(dim) == 1 and dim[0] in reading.experts)
 
 
-def _fused(parameter: Parameter, several: Projections, reading: Reading, *, is_apart: bool) -> Layout:
-    """Several projections in one dim: each split by itself, or contiguous blocks of all of them together."""
+def _fused(
+    parameter: Parameter,
+    several: Projections,
+    reading: Reading,
+    sizes: Mapping[str, int],
+    *,
+    is_cheaper_apart: bool,
+) -> Layout:
+    """Several projections in one dim: each split by itself, or contiguous blocks of all of them together.
+
+    Blocks, too, where a weight lives so that it cannot be told apart in shards, and is too large to gather.
+    """
     whole: DimShardings = ((),) * len(parameter.shape)
     split = _with(whole, several.place, TENSOR)
     reason = f"{several.count} projections of {several.axis.size} {called(several.axis, reading)} in one"
     if parameter.is_vector:
         return Layout(whole, whole, f"{reason}: whole, each cut where it is used")
-    if is_apart:
-        return Layout(split, split, f"{reason}: {APART}", parts=several.count)
+    if is_cheaper_apart:
+        apart = Layout(split, split, f"{reason}: {APART}", parts=several.count)
+        lives = _over_fsdp(parameter, apart, reading, sizes)
+        if parameter.bytes < SMALL or exchange(parameter, lives.stored, lives.gathered, sizes) is not None:
+            return apart
     return Layout(split, split, f"{reason}: {BLOCKS}")
-
-
-def _fused_where_it_lives(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> Layout:
-    """The same in contiguous blocks, where projections cannot be told apart in shards, and are too large to gather."""
-    if (
-        layout.parts == 1
-        or parameter.bytes < SMALL
-        or exchange(parameter, layout.stored, layout.gathered, sizes) is not None
-    ):
-        return layout
-    return replace(layout, parts=1, reason=layout.reason.replace(APART, BLOCKS))
 
 
 def _few_heads(

@@ -27,7 +27,7 @@ def is_grouped(equation: Any, mesh: Mesh) -> bool:
     if equation.primitive.name != "conv_general_dilated" or equation.params["feature_group_count"] == 1:
         return False
     over = math.prod(mesh.shape[axis] for axis in _split_examples(equation, mesh))
-    return equation.params["batch_group_count"] == 1 and over < mesh.size
+    return bool(equation.params["batch_group_count"] == 1 and over < mesh.size)
 
 
 def grouped(equation: Any, images: Any, kernel: Any, mesh: Mesh) -> Any:

@@ -25,8 +25,8 @@ from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.sharding.gather.fused import is_fused, unmerged
-from redco_cli.sharding.gather.repeated import Repeated, Summed
-from redco_cli.sharding.gather.sharded import Sharded, batch_ways
+from redco_cli.sharding.gather.repeated import Repeated, Summed, batch_ways
+from redco_cli.sharding.gather.sharded import Sharded
 from redco_cli.sharding.plan import BATCH_AXES
 from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind

@@ -5,6 +5,7 @@ Each adds its part of the gradient to what the device has of it already; see `lo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from redco_cli.sharding.gather.sharded import Sharded, batch_ways, cut
+from redco_cli.sharding.gather.sharded import Sharded, cut
+from redco_cli.sharding.plan import BATCH_AXES
 from redco_cli.sharding.program.rewrite import bind
 
 _TO_EACH = frozenset({"broadcast_in_dim", "add", "sub", "mul"})
@@ -142,6 +144,11 @@ def is_view(equation: Any) -> bool:
     """Whether an equation only adds dims of one entry to a weight."""
     name: str = equation.primitive.name
     return name == "broadcast_in_dim" and _size(equation.invars) == _size(equation.outvars)
+
+
+def batch_ways(mesh: Mesh) -> int:
+    """Devices, or groups of `tensor`, that share the examples."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def _dims(equation: Any) -> tuple[int, ...]:

@@ -27,8 +27,8 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
-from redco_cli.sharding.gather.repeated import Summed
-from redco_cli.sharding.gather.sharded import Apart, Sharded, batch_ways, cut, part_spec
+from redco_cli.sharding.gather.repeated import Summed, batch_ways
+from redco_cli.sharding.gather.sharded import Apart, Sharded, cut, part_spec
 from redco_cli.sharding.plan import BATCH_AXES, DATA, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind

@@ -95,6 +95,11 @@ class Sharded:
         """Where it is as soon as it is padded: over `fsdp` as it lives, over `tensor` as it is used."""
         return scattered(self.gathered, self.spec, self.value.ndim) if any(self._lacks(self.gathered)) else self.spec
 
+    @property
+    def _stages(self) -> tuple[PartitionSpec, ...]:
+        """Where it is one after the other on its way from where it lives to where it is used."""
+        return (self.gathered,) if self._even == self.spec else (self._even, self.gathered)
+
     def _lacks(self, spec: PartitionSpec) -> list[int]:
         """How many entries each dim lacks to divide."""
         pairs = zip(self.value.shape, as_dims(spec, self.value.ndim), strict=True)
@@ -131,7 +136,7 @@ class Sharded:
             if self.is_cast and not self._is_on_tpu:
                 array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, self.spec))
             array = self._padded(array)
-            for spec in ((self._even,) if self._even != self.spec else ()) + (self.gathered,):
+            for spec in self._stages:
                 array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
             return self._unpadded(array)
 
@@ -285,11 +290,6 @@ def scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> Partit
     """Where a parameter is used, and over `fsdp` where it lives."""
     pairs = zip(as_dims(gathered, ndim), as_dims(spec, ndim), strict=True)
     return as_spec(tuple((*used, FSDP) if FSDP in lives and FSDP not in used else used for used, lives in pairs))
-
-
-def batch_ways(mesh: Mesh) -> int:
-    """Devices, or groups of `tensor`, that share the examples."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def cut(x: Any, dim: int, ways: int) -> Any:
