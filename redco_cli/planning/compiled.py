@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from redco_cli.chips.compiler import compile_with
+from redco_cli.chips.compiler import compile_fitting, compile_with
 from redco_cli.data.batch import PADDING
 from redco_cli.errors import DeviceError
 from redco_cli.placement import Placement
@@ -85,8 +85,8 @@ def compile_step(option: Option) -> Compiled:
         raise DeviceError("--compile", problem, remedy)
     began = time.perf_counter()
     lowered = lower_step(way_of(option), make_mesh(count, workload.where))
-    program = program_of(compile_with(lowered, workload.xla, workload.where))
-    return read_step(program, count, time.perf_counter() - began)
+    compiled, changed = compile_fitting(lambda tried: compile_with(lowered, tried, workload.where), workload.xla)
+    return replace(read_step(program_of(compiled), count, time.perf_counter() - began), changed=changed)
 
 
 def lower_step(way: Way, mesh: Mesh) -> jax.stages.Lowered:

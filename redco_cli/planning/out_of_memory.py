@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax
 
 from redco_cli.batch_sizes import inference_batch_size, micro_batch_size
+from redco_cli.chips.compiler import OUT_OF_MEMORY
 from redco_cli.chips.target import current_platform
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError, RedcoError
@@ -71,7 +72,7 @@ def explaining_out_of_memory(
 
 def _reported(error: BaseException | None) -> BaseException | None:
     """What the runtime raised for want of memory, if that is why there is an error."""
-    while error is not None and not ("RESOURCE_EXHAUSTED" in str(error) and type(error) is jax.errors.JaxRuntimeError):
+    while error is not None and not (OUT_OF_MEMORY in str(error) and type(error) is jax.errors.JaxRuntimeError):
         error = error.__cause__
     return error
 

@@ -84,7 +84,7 @@ class Compiled:
         largest: arrays that it writes, largest first.
         target: the devices that it was compiled for; None for simulated ones of a CPU.
         too_large: what the compiler says where its memory does not suffice; nothing else is known then.
-        changed: the option that had to be changed for it to compile without devices, and why; None mostly.
+        changed: the options that had to be changed for it to compile or to fit, and why; None mostly.
     """
 
     memory: int | None

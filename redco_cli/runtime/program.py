@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
+from redco_cli.chips.compiler import OUT_OF_MEMORY, Value, compile_fitting, for_jax
 from redco_cli.errors import DeviceError
 from redco_cli.runtime.batch_shapes import BatchShapes
 from redco_cli.sharding.compiled.hlo import parse
@@ -34,6 +36,8 @@ class Program:
         *,
         shapes: BatchShapes | None = None,
         donate: tuple[int, ...] = (),
+        options: Mapping[str, Value] = MappingProxyType({}),
+        warn: Callable[[str], None] = lambda _: None,
         **jit: Any,
     ) -> None:
         """Nothing is compiled yet.
@@ -44,10 +48,13 @@ class Program:
             announce: told of each compilation.
             shapes: looks at each batch that needs a compilation, a mapping by name; None where all are alike.
             donate: arguments whose memory the result may take over.
+            options: of the compiler, see `chips.compiler`.
+            warn: told of options that had to be changed.
             jit: further arguments of `jax.jit`, such as `out_shardings`.
         """
         self.name = name
         self._announce, self._shapes = announce, shapes
+        self._options, self._warn = options, warn
         self._jit = jax.jit(function, donate_argnums=donate, **jit)
         self._compiled: dict[Any, Any] = {}
         self.lengths: set[int] = set()
@@ -100,9 +107,14 @@ class Program:
             shapes = ", ".join(sorted({f"{list(leaf.shape)}" for leaf in leaves}))
             try:
                 with self._announce(f"{self.name} for batches of {shapes}"):
-                    self._compiled[key] = self._jit.lower(*arguments).compile()
+                    lowered = self._jit.lower(*arguments)
+                    self._compiled[key], changed = compile_fitting(
+                        lambda tried: lowered.compile(compiler_options=for_jax(tried)), self._options
+                    )
             except jax.errors.JaxRuntimeError as error:
                 raise out_of_memory(error, self.name) from error
+            if changed is not None:
+                self._warn(f"{self.name} for batches of {shapes}: compiled with {changed}")
         if length is not None:
             self.lengths.add(length)
         return self._compiled[key]
@@ -110,7 +122,7 @@ class Program:
 
 def out_of_memory(error: Exception, doing: str) -> Exception:
     """The error to raise for what the runtime reported: a `DeviceError` where memory ran out, else as it was."""
-    if "RESOURCE_EXHAUSTED" not in str(error):
+    if OUT_OF_MEMORY not in str(error):
         return error
     remedy = "lower train.micro_batch_size or data.max_length, set model.dtype: bfloat16 or train.remat: full"
     return DeviceError(doing, f"the device has too little memory: {str(error).splitlines()[0]}", remedy)

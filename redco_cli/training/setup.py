@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from redco_cli.chips.compiler import Value, accepted_options, for_jax
+from redco_cli.chips.compiler import Value, accepted_options
 from redco_cli.console import TrainProgress, note, warn
 from redco_cli.console.collectives import options_text
 from redco_cli.job import Job
@@ -86,7 +86,8 @@ def train_program(setup: Setup, state: TrainState, announce: Announce) -> Progra
         shapes=BatchShapes(job.collate_place, warn, dims=2, limit=job.recipe.train.max_compilations),
         donate=(0,),
         out_shardings=(places, replicated(placement.mesh)),
-        compiler_options=for_jax(accepted_options(job.recipe.train.xla, job.where)[0]),
+        options=accepted_options(job.recipe.train.xla, job.where)[0],
+        warn=warn,
     )
 
 

@@ -1,18 +1,21 @@
 """Options of XLA's compiler: which are chosen for which devices, and what is said of those that it refuses."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import pytest
 from jax._src.config import EffortLevel
 
 from redco_cli.chips import compiler
-from redco_cli.chips.compiler import accepted_options, compile_with, for_jax, step_options
+from redco_cli.chips.compiler import accepted_options, compile_fitting, compile_with, for_jax, step_options
 from redco_cli.chips.table import CHIPS
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.errors import DeviceError, RecipeError
 from redco_cli.planning.targets import compile as compiling
 from redco_cli.recipe.load import load_recipe
+from redco_cli.runtime.program import Program
 from redco_cli.training.saving.resume import FREE_TO_CHANGE
 
 
@@ -23,11 +26,12 @@ def where(key):
 def test_every_chip_has_its_own():
     assert set(compiler._AUTO) == set(CHIPS)
     chosen = {}
-    for name, target in {"tpu": "v6e:2x4", "gpu": "h100:8", "ironwood": "tpu7x:2x2x1"}.items():
+    for name, target in {"tpu": "v6e:2x4", "older tpu": "v5e:2x4", "gpu": "h100:8", "ironwood": "tpu7x:2x2x1"}.items():
         with targeting(parse_target(target, "--target")):
             chosen[name] = step_options("auto")
             assert step_options({"xla_a": 1}) == {"xla_a": 1}
-    assert chosen["tpu"]["xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter"] is True
+    assert chosen["tpu"]["xla_tpu_enable_sparse_core_collective_offload_reduce_scatter"] is True
+    assert chosen["older tpu"]["xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter"] is True
     assert chosen["gpu"]["xla_gpu_enable_latency_hiding_scheduler"] is True
     assert chosen["ironwood"] == {}
     assert step_options("auto") == {}  # for CPUs
@@ -63,6 +67,52 @@ def test_a_near_miss_is_named(monkeypatch):
     lowered = jax.jit(lambda x: x).lower(1.0)
     with pytest.raises(RecipeError, match="did you mean xla_gpu_enable_latency_hiding_scheduler"):
         compile_with(lowered, {"xla_gpu_enable_latency_hiding_schedule": True}, where)
+
+
+def refusing(*messages):
+    """A compiler that refuses as often as it has messages, and then says with which options it was asked."""
+    left = list(messages)
+
+    def make(options):
+        if left:
+            raise jax.errors.JaxRuntimeError(left.pop(0))
+        return options
+
+    return make
+
+
+def test_what_does_not_fit_with_sparse_cores_is_compiled_without():
+    too_large = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (34.48G)"
+    assert compile_fitting(refusing(), compiler._SPARSE_CORES) == (compiler._SPARSE_CORES, None)
+    made, changed = compile_fitting(refusing(too_large), compiler._SPARSE_CORES)
+    assert made == compiler._FUSED_COLLECTIVES
+    assert changed.startswith("collectives fused with products instead of on sparse cores: ")
+    for messages, options in {
+        (too_large, too_large): compiler._SPARSE_CORES,  # nor without
+        ("INTERNAL: a bug",): compiler._SPARSE_CORES,
+        (too_large, ""): compiler._FUSED_COLLECTIVES,
+        ("RESOURCE_EXHAUSTED: of a CPU",): {},
+        (too_large, "of a recipe"): {**compiler._SPARSE_CORES, "xla_a": True},
+    }.items():
+        with pytest.raises(jax.errors.JaxRuntimeError, match=messages[0][:12]):
+            compile_fitting(refusing(*messages), options)
+
+
+def test_a_run_says_that_its_step_was_compiled_with_other_options(monkeypatch):
+    compile_lowered, asked, said = jax.stages.Lowered.compile, [], []
+
+    def compile_once_it_fits(self, compiler_options):
+        asked.append(compiler_options)
+        if compiler_options == compiler._SPARSE_CORES:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Used 45.30G of 31.25G hbm")
+        return compile_lowered(self)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_once_it_fits)
+    program = Program("train step", jnp.sum, nullcontext, options=compiler._SPARSE_CORES, warn=said.append)
+    assert [float(program(jnp.ones(3))) for _ in range(2)] == [3, 3]
+    assert asked == [compiler._SPARSE_CORES, compiler._FUSED_COLLECTIVES]
+    (warning,) = said
+    assert warning.startswith("train step for batches of [3]: compiled with collectives fused with products ")
 
 
 def test_as_a_tpu_says_it():

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from redco_cli.chips.compiler import Value, compile_with
+from redco_cli.chips.compiler import OUT_OF_MEMORY, Value, compile_fitting, compile_with
 from redco_cli.chips.target import Target, parse_target, targeting
 from redco_cli.errors import RedcoError
 from redco_cli.models.decoder.block import Remat
@@ -168,14 +168,14 @@ def compile_lowered(
     """
     began = time.perf_counter()
     try:
-        program = make(lowered, options, where)
+        program, changed = compile_fitting(lambda tried: make(lowered, tried, where), options)
     except jax.errors.JaxRuntimeError as error:
         too_large = _too_large(str(error))
         if too_large is None:
             raise
         return {"too_large": too_large}
     taken = shares() if " conditional(" in program.text else {}
-    found: Compiled = read_step(program, mesh, time.perf_counter() - began, taken)
+    found: Compiled = dataclasses.replace(read_step(program, mesh, time.perf_counter() - began, taken), changed=changed)
     events = timeline(program.text, mesh, places, taken)
     return {"compiled": dataclasses.asdict(found), "timeline": to_json(events)}
 
@@ -193,7 +193,7 @@ def _shares(workload: Workload, target: Target) -> dict[int, tuple[float, ...]]:
 
 def _too_large(said: str) -> dict[str, Any] | None:
     """What a compiler says of a program that its device cannot hold."""
-    if "RESOURCE_EXHAUSTED" not in said:
+    if OUT_OF_MEMORY not in said:
         return None
     match = _NEEDED.search(said)
     if match is None:
