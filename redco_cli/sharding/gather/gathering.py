@@ -25,6 +25,7 @@ from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerial
 from redco_cli.sharding.gather.convolutions import grouped, is_grouped
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.loops import before_loop, repeats
+from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
 from redco_cli.sharding.gather.replicas import is_product, is_spread, product, spread, summed_once, uses
 from redco_cli.sharding.gather.rows import looked_up, moves_rows
@@ -164,6 +165,8 @@ class _Gathering:
             return self._summed(equation, operands, [product(equation, operands)])
         if is_spread(equation, operands):
             return [spread(equation, operands)]
+        if are_neighbours(equation, self.examples, self.mesh):
+            return [of_neighbours(equation, [_whole(x) for x in operands], self.mesh)]
         if is_grouped(equation, self.mesh):
             return [grouped(equation, operands[0], operands[1], self.mesh)]
         return self._summed(equation, operands, list(bind(equation, [_whole(x) for x in operands])))
@@ -214,7 +217,9 @@ def gathering(
         stored = [Sharded(leaf, where, there, mesh, own) for leaf, where, there, own in places]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
-        rewriting = _Gathering(mesh, reshard_after_forward, examples, casts(closed))
+        rewriting = _Gathering(
+            mesh, reshard_after_forward, examples, casts(closed), everywhere=has_neighbours(closed.jaxpr)
+        )
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 

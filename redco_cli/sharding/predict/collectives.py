@@ -13,7 +13,7 @@ from redco_cli.sharding.decide.layout import Layout
 from redco_cli.sharding.decide.projections import exchange
 from redco_cli.sharding.decide.tables import dims_of_moving_rows
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
-from redco_cli.sharding.program.events import LOOKED_UP, PossibleCollective
+from redco_cli.sharding.program.events import LOOKED_UP, NEIGHBOURS, PossibleCollective
 from redco_cli.sharding.program.reading import Parameter, Reading
 
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
@@ -55,6 +55,8 @@ def predict_collectives(
         moved[collective.kind, TENSOR, collective.what] += [each] * collective.count
     for collective in costs.collectives(_cut_axes(reading, chosen, layouts, sizes)):
         moved[collective.kind, TENSOR, collective.what] += [costs.bytes(collective, {}) // sizes[TENSOR]]
+    for one, size in _among_examples(reading, split, costs, sizes):
+        moved[one.kind, "+".join(axis for axis in (DATA, FSDP) if sizes[axis] > 1), one.what] += [size] * one.count
     beside = _beside_split(reading, layouts)
     for parameter, layout in zip(reading.parameters, layouts, strict=True):
         whole = reading.bytes_where_used(parameter)
@@ -94,6 +96,20 @@ def _between_activations(
             elif known is None or costs.bytes(*known) < costs.bytes(one, ways):
                 largest[id(one.of)] = one, ways
     return found + list(largest.values())
+
+
+def _among_examples(
+    reading: Reading, split: Sequence[Mapping[Axis, int]], costs: Costs, sizes: Mapping[str, int]
+) -> list[tuple[PossibleCollective, int]]:
+    """What moves as examples take rows of one another, with its bytes each time; see `gather.neighbours`."""
+    ways = sizes[DATA] * sizes[FSDP]
+    over_tensor = {axis: parts for each in split for axis, parts in each.items()}
+    found = []
+    for one in costs.collectives(reading.batch_axes if ways > 1 else ()):
+        if NEIGHBOURS in one.what and reading.batch_axes.issuperset(*map(factors, one.if_split)):
+            whole = costs.bytes(one, {**over_tensor, **dict.fromkeys(reading.batch_axes, 1)}) // one.count
+            found.append((one, whole // ways if one.kind == REDUCE_SCATTER else whole))
+    return found
 
 
 def _rows(

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from redco_cli.sharding.axes import Axis, Dim, factors
 
-LOOKED_UP = "rows looked up"
+LOOKED_UP, NEIGHBOURS = "rows looked up", "examples whose rows others take"
 GRADIENT = "gradient of"
-"""How what is moved is called: rows of a table that is split by rows, and, in front, what the backward pass moves."""
+"""How what is moved is called: rows of a table that is split by rows, examples that are split, and, in front, what the
+backward pass moves."""
 
 
 class Value(NamedTuple):
@@ -37,7 +38,7 @@ class PossibleCollective:
     """A collective that an operation needs where one of some dims is split.
 
     Attributes:
-        kind: `all-reduce` or `all-gather`.
+        kind: `all-reduce`, `all-gather` or `reduce-scatter`.
         if_split: the dims.
         moved: dims of the array that is moved.
         itemsize: bytes of an element.

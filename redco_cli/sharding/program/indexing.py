@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from redco_cli.sharding.axes import Dim, fresh, mark_layer, split, unify
-from redco_cli.sharding.program.events import LOOKED_UP, RowLookup, Value, itemsize
+from redco_cli.sharding.program.events import GRADIENT, LOOKED_UP, NEIGHBOURS, RowLookup, Value, itemsize
+from redco_cli.sharding.program.lookups import neighbours
 from redco_cli.sharding.program.walk import Walk, combined, rule, viewed
 
 
@@ -98,6 +99,10 @@ def _gather(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     result = combined(operands[:1], [next(rest) if dim is None else dim for dim in dims])
     indexed = [table.dims[i] for i in numbers.collapsed_slice_dims]
     walk.may_need("all-reduce", indexed, result, equation.outvars[0].aval, LOOKED_UP)
+    if table.from_batch and neighbours(equation):
+        walk.may_need("all-gather", table.dims[:1], table, aval, NEIGHBOURS)
+        if table.requires_grad:
+            walk.may_need("reduce-scatter", table.dims[:1], table, aval, f"{GRADIENT} {NEIGHBOURS}")
     if not table.from_batch:
         walk.lookups.extend(indexed)
         if indices.from_batch and all(slices[i] == aval.shape[i] for i in kept):
@@ -136,4 +141,8 @@ def _scatter(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     if update.requires_grad:
         written = [x.dims[i] for i in numbers.inserted_window_dims]
         walk.may_need("all-reduce", written, update, equation.invars[2].aval, "gradient of rows added up")
+    if update.from_batch and neighbours(equation):
+        walk.may_need("reduce-scatter", x.dims[:1], result, aval, NEIGHBOURS)
+        if update.requires_grad:
+            walk.may_need("all-gather", x.dims[:1], result, aval, f"{GRADIENT} {NEIGHBOURS}")
     return [result]

@@ -1,7 +1,8 @@
-"""Rows that a program looks up in a table: which dims are taken whole, and in what precision they are used."""
+"""Rows that a program looks up: which dims are taken whole, in what precision they are used, and among how many."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,29 @@ def lookup(equation: Any) -> Lookup | None:
         return None
     features = dict(zip(numbers.offset_dims, whole, strict=True))
     return Lookup(features, min(set(range(result.ndim)) - set(features)))
+
+
+_ADDED = frozenset({"scatter-add", "scatter-max", "scatter-min"})
+
+
+def neighbours(equation: Any) -> tuple[Any, Any] | None:
+    """Nodes [N, ..] and rows [E, ..], where an equation takes rows of nodes by number, or adds rows to them.
+
+    Returns:
+        Their variables; None where rows are fewer numbers than nodes, or the equation does something else.
+    """
+    if equation.primitive.name == "gather":
+        numbers, rows = equation.params["dimension_numbers"], equation.outvars[0]
+        by_number, alone = numbers.start_index_map, numbers.collapsed_slice_dims
+    elif equation.primitive.name in _ADDED:
+        numbers, rows = equation.params["dimension_numbers"], equation.invars[2]
+        by_number, alone = numbers.scatter_dims_to_operand_dims, numbers.inserted_window_dims
+    else:
+        return None
+    nodes = equation.invars[0]
+    is_by_number = 0 in by_number and 0 in alone and not numbers.operand_batching_dims
+    fewer = math.prod(nodes.aval.shape) <= math.prod(rows.aval.shape)
+    return (nodes, rows) if is_by_number and fewer else None
 
 
 def casts(closed: Any) -> dict[Any, Any]:
