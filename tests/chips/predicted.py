@@ -159,7 +159,7 @@ def compared(name: str, target: str, mesh: dict[str, int]) -> tuple[float, float
         print(f"| {name} | {refused} |", flush=True)
         return None
     found = compile_for(devices, option, {**asked(program), "dtype": None})[0]
-    if found.memory is None:
+    if found.too_large is not None:
         print(f"| {name} | {found.too_large} |", flush=True)
         return None
     sent = [
