@@ -7,7 +7,7 @@ Sources, by the letters behind the entries:
 
     M  MaxText (github.com/AI-Hypercomputer/maxtext, benchmarks/xla_flags_library.py, 2026): continuation fusion, which
        moves the bytes of collectives beside matrix products, for all-gathers and all-reduces; or sparse cores, which
-       do so beside whatever else runs, chosen there for Llama-3.1-70B with 131,072 tokens on v6e
+       do so beside whatever else runs, chosen there for DeepSeek-V3 on v5p and Llama-3.1-70B of long rows on v6e
     T  the flags of libtpu 0.0.42.1 itself: the same for reduce-scatters, and the switch that makes these asynchronous
     J  JAX (github.com/jax-ml/jax, its tests of overlap on TPUs)
     N  NVIDIA JAX-Toolbox (github.com/NVIDIA/JAX-Toolbox, rosetta/docs/GPU_performance.md): overlap of communication
@@ -50,6 +50,7 @@ _SPARSE_CORES: dict[str, Value] = {
     "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": False,  # M
     "xla_tpu_enable_sparse_core_collective_offload_all_gather": True,  # M
     "xla_tpu_enable_sparse_core_collective_offload_2d_all_gather": True,  # J
+    "xla_tpu_enable_sparse_core_collective_offload_3d_all_gather": True,  # for the torus of a v5p
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce": True,  # M
     "xla_tpu_enable_sparse_core_collective_offload_reduce_scatter": True,  # M
     "xla_tpu_enable_sparse_core_offload_queuing_in_lhs": True,  # J
@@ -61,8 +62,9 @@ _SPARSE_CORES: dict[str, Value] = {
 """The bytes of all collectives move beside work, reduce-scatters too, and several are begun at a time. Of the bytes of
 Llama-3.1-70B (fsdp, rows of 8,192 tokens, remat `offload`, libtpu 0.0.42.1) 0.90, 0.87, 0.89 and 0.88 move beside
 products or attention on 32, 64, 128 and 256 v6e, with continuation fusion 0.75, 0.73, 0.61 and 0.75; by the walk over
-the programs a step takes 0.93, 0.96, 0.98 and 0.99 of the time. A published run of Qwen3-8B on 8 v6e reached 42.5 % of
-the peak so, and 41.8 % before, without the options of J and the last."""
+the programs a step takes 0.93, 0.96, 0.98 and 0.99 of the time. On 64 v5p 0.90 for 0.71, in 0.98 of the time. A
+published run of Qwen3-8B on 8 v6e reached 42.5 % of the peak so, and 41.8 % before, without the options of J and the
+last."""
 _WITHOUT_SPARSE_CORES = (
     "collectives fused with products instead of on sparse cores: beside what these would gather ahead it does not fit"
 )
@@ -87,7 +89,7 @@ several in flight had undefined results (openxla/xla, pull request 40520), users
 run, and here it was never run."""
 _AUTO: dict[str, dict[str, Value]] = {
     "v5e": _FUSED_COLLECTIVES,
-    "v5p": _FUSED_COLLECTIVES,
+    "v5p": _SPARSE_CORES,
     "v6e": _SPARSE_CORES,
     "tpu7x": {},  # its sparse cores move the bytes of collectives already, and exclude this fusion (M)
     "a100": _GPU,

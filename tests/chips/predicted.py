@@ -159,16 +159,12 @@ def compared(name: str, target: str, mesh: dict[str, int]) -> tuple[float, float
         print(f"| {name} | {refused} |", flush=True)
         return None
     found = compile_for(devices, option, {**asked(program), "dtype": None})[0]
-    if found.too_large is not None:
-        print(f"| {name} | {found.too_large} |", flush=True)
-        return None
-    sent = [
-        sum(sent_bytes(one, program.mesh) for one in moved) for moved in (option.plan.collectives, found.collectives)
-    ]
+    moved = option.plan.collectives, found.collectives
+    sent = [sum(sent_bytes(one, program.mesh) for one in each) for each in moved]
     sizes = (option.memory.total, found.memory), (sent[0], sent[1])
-    cells = [f"{a / 2**30:.2f} GiB | {b / 2**30:.2f} GiB | {a / b:.2f}" for a, b in sizes]
-    print(f"| {name} | {' | '.join(cells)} |", flush=True)
-    return option.memory.total / found.memory, sent[0] / sent[1]
+    cells = [f"{a / 2**30:.2f} GiB | {b / 2**30:.2f} GiB | {a / b:.2f}" for a, b in sizes if b]
+    print(f"| {' | '.join([name, *cells, *filter(None, [found.too_large])])} |", flush=True)
+    return None if found.too_large else (option.memory.total / (found.memory or 1), sent[0] / sent[1])
 
 
 if __name__ == "__main__":
