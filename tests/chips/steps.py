@@ -10,7 +10,8 @@ that were collected. How they differ, and why some are off:
 
     all      attention on TPUs runs in blocks of 512 with two kernels in its backward pass, theirs mostly in blocks of
              2,048 with one; remat `offload` keeps what a layer takes, queries, keys and values, theirs also what
-             attention gives (rows 1 to 5) or less (11: no input, 12: the input alone)
+             attention gives (rows 1 to 5) or less (11: no input, 12: the input alone); collectives run on sparse cores
+             on v5p and v6e, as far as they fit so, theirs were fused with products
     7        their weights are bfloat16, which `redco train` does not have; XLA recomputes some of ours to make it fit
     11       was measured with a compiler of 2024, and is 10 % slower for each operation than row 10
     12       XLA's own options: those of `train.xla: auto` need 0.01 GiB more than there are
