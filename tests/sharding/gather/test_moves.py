@@ -154,7 +154,7 @@ def test_a_grouped_convolution_keeps_examples_where_they_are(mesh):
 
 
 def _in_time(params, batch):
-    """Examples are not the images: steps lead, or both are one dim, or each example is convolved along its channels."""
+    """Images that are not the examples: steps lead them, both are one dim, or there is one that nothing divides."""
     x, w = batch["x"], params["depth"] / (1 + jnp.abs(params["depth"]).sum(0))
     first = jax.lax.conv_general_dilated(
         x.swapaxes(0, 1), w, (1,), "SAME", dimension_numbers=("LNC", "LIO", "LNC"), feature_group_count=D
@@ -163,7 +163,7 @@ def _in_time(params, batch):
     second = jax.lax.conv_general_dilated(
         parts, params["depth"], (1,), "SAME", dimension_numbers=("NLC", "LIO", "NLC"), feature_group_count=D
     )
-    one = (second.mean((0, 1)) + x.mean((0, 1)))[None, None]  # a batch of one, which nothing divides
+    one = (second.mean((0, 1)) + x.mean((0, 1)))[None, None]
     third = jax.lax.conv_general_dilated(
         one, params["depth"], (1,), "SAME", dimension_numbers=("NLC", "LIO", "NLC"), feature_group_count=D
     )
