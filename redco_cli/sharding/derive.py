@@ -128,7 +128,7 @@ def make_plan(
         gathered=reading.treedef.unflatten([row.gathered for row in rows]),
         usage=reading.treedef.unflatten([row.usage for row in rows]),
         rows=rows,
-        collectives=predict_collectives(reading, chosen, layouts, sizes, frozen),
+        collectives=predict_collectives(reading, chosen, layouts, sizes, reading.without_gradient.union(frozen)),
         warnings=warnings,
     )
     return plan if reading.kept is None else reading.kept(plan)

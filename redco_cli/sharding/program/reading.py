@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
+from redco_cli.sharding.gradients import without_gradient
 from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.program import indexing, marks, matrices, primitives, shard_map  # noqa: F401  rules register themselves
 from redco_cli.sharding.program.branches import branch_shares
@@ -91,6 +92,7 @@ class Reading:
         experts: axes that weights and activations share without a sum over them.
         routes: axes of scores of a few experts, of which the best are picked.
         unknown: what the walk did not understand.
+        without_gradient: paths of parameters that the results do not depend on but through a `stop_gradient`, say.
         kept: for parameters that are not kept as the program sees them, a plan for what it sees to one for what is
             kept.
     """
@@ -114,6 +116,7 @@ class Reading:
     experts: frozenset[Axis]
     routes: frozenset[Axis]
     unknown: tuple[tuple[str, int], ...]
+    without_gradient: frozenset[str]
     kept: Callable[[Any], Any] | None = None
 
     @cached_property
@@ -164,7 +167,8 @@ def parameters_only(params: Any) -> Reading:
 def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
     leaves, treedef = jax.tree.flatten_with_path(params)
     paths = ["/".join(_key(key) for key in path) for path, _ in leaves]
-    walk = Walk(casts(closed), branch_shares(closed))
+    still = without_gradient(closed.jaxpr)
+    walk = Walk(casts(closed), branch_shares(closed), still)
     arguments = [
         Value(fresh_dims(leaf.shape), requires_grad=True, from_batch=False, path=path, origin=path)
         for path, (_, leaf) in zip(paths, leaves, strict=True)
@@ -180,6 +184,7 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         for path, (_, leaf), value in zip(paths, leaves, arguments, strict=False)
     )
     owned = frozenset(axis for parameter in parameters for dim in parameter.dims for axis in dim)
+    made = _axes(dim for matmul in walk.matmuls for dim in matmul.produced)
     batch_dims = tuple(dict.fromkeys(factors(x.dims[0]) for x in given if x.dims))
     input_axes = _axes(dim for x in given for dim in x.dims)
     heads, compared = _attention(walk, owned, _tokens(given, jax.tree.leaves(batch)), input_axes)
@@ -195,14 +200,15 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         _by_path(walk.matmuls),
         _by_path(walk.uses),
         _axes(dim for matmul in walk.matmuls for dim in matmul.weight),
-        _axes(dim for matmul in walk.matmuls for dim in matmul.produced) | _axes(walk.by_hand),
+        made | _axes(walk.by_hand),
         _axes(walk.by_hand),
-        _outputs(walk) & owned - compared - heads,
+        (made - _axes(dim for matmul in walk.matmuls for dim in matmul.contracted)) & owned - compared - heads,
         _axes(walk.lookups) & owned,
         _by_path(walk.rows),
         _axes(walk.batched) & owned,
         _routes(walk) & owned,
         tuple(sorted(walk.unknown.items())),
+        frozenset(path for path, variable in zip(paths, closed.jaxpr.invars, strict=False) if variable in still),
     )
 
 
@@ -223,11 +229,6 @@ def _followers(others: Any, params: Any, known: Sequence[Value]) -> list[Value]:
             dims = tuple(new if dim is None else own[dim] for new, dim in zip(dims, owner.dims, strict=True))
         found.append(Value(dims, requires_grad=False, from_batch=False))
     return found
-
-
-def _outputs(walk: Walk) -> frozenset[Axis]:
-    produced = _axes(dim for matmul in walk.matmuls for dim in matmul.produced)
-    return produced - _axes(dim for matmul in walk.matmuls for dim in matmul.contracted)
 
 
 def _routes(walk: Walk) -> frozenset[Axis]:

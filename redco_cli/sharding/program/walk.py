@@ -66,15 +66,20 @@ class Walk:
         shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
         recomputes: inside what the backward pass computes once more.
         again: variables of that which it needs once more, and how often.
+        still: variables that no gradient goes back through.
         unknown: primitives that were not understood, and how often they met a gradient.
     """
 
     def __init__(
-        self, casts: Mapping[Any, Any] | None = None, shares: Mapping[int, Sequence[float]] | None = None
+        self,
+        casts: Mapping[Any, Any] | None = None,
+        shares: Mapping[int, Sequence[float]] | None = None,
+        still: frozenset[Any] = frozenset(),
     ) -> None:
-        """Nothing is known yet, but what `lookups.casts` and `branches.branch_shares` found."""
+        """Nothing is known yet, but what `lookups.casts`, `branches.branch_shares` and `without_gradient` found."""
         self.casts = casts or {}
         self.shares = shares or {}
+        self.still = still
         self.collectives: list[PossibleCollective] = []
         self.arrays: set[tuple[Dim, ...]] = set()
         self.activation_products: list[ActivationProduct] = []
@@ -92,6 +97,7 @@ class Walk:
         self.unknown: Counter[str] = Counter()
         self._times = 1
         self._passes = 1
+        self._goes_back = True
 
     def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
         """Walks through a jaxpr.
@@ -114,8 +120,9 @@ class Walk:
 
         known.update(zip(jaxpr.constvars, consts, strict=True))
         known.update(zip(jaxpr.invars, args, strict=True))
-        passes = self._passes
+        passes, goes_back = self._passes, self._goes_back
         for equation in jaxpr.eqns:
+            self._goes_back = goes_back and not self.still.issuperset(equation.outvars)
             self._passes = 1 + max((self.again[variable] for variable in equation.outvars), default=0)
             operands = [read(atom) for atom in equation.invars]
             reference = reference_jaxpr(equation)
@@ -133,7 +140,7 @@ class Walk:
                 known[variable] = value
                 if len(value.dims) > 1:
                     self.arrays.add(value.dims)
-        self._passes = passes
+        self._passes, self._goes_back = passes, goes_back
         return [read(atom) for atom in jaxpr.outvars]
 
     def closed(self, closed: Any, args: Sequence[Value]) -> list[Value]:
@@ -145,7 +152,7 @@ class Walk:
     ) -> None:
         """Notes that splitting one of `if_split` would move an array; see `PossibleCollective`."""
         dims = tuple(dim for dim in if_split if dim)
-        if dims:
+        if dims and (self._goes_back or not what.startswith(GRADIENT)):
             count = self._times * (1 if what.startswith(GRADIENT) else self._passes)
             found = PossibleCollective(kind, dims, moved.dims, itemsize(aval), count, what, of)
             self.collectives.append(found)
