@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -62,9 +62,7 @@ _SPARSE_CORES: dict[str, Value] = {
 """The bytes of all collectives move beside work, reduce-scatters too, and several are begun at a time. Of the bytes of
 Llama-3.1-70B (fsdp, rows of 8,192 tokens, remat `offload`, libtpu 0.0.42.1) 0.90, 0.87, 0.89 and 0.88 move beside
 products or attention on 32, 64, 128 and 256 v6e, with continuation fusion 0.75, 0.73, 0.61 and 0.75; by the walk over
-the programs a step takes 0.93, 0.96, 0.98 and 0.99 of the time. On 64 v5p 0.90 for 0.71, in 0.98 of the time. A
-published run of Qwen3-8B on 8 v6e reached 42.5 % of the peak so, and 41.8 % before, without the options of J and the
-last."""
+the programs a step takes 0.93, 0.96, 0.98 and 0.99 of the time. On 64 v5p 0.90 for 0.71, in 0.98 of the time."""
 _WITHOUT_SPARSE_CORES = (
     "collectives fused with products instead of on sparse cores: beside what these would gather ahead it does not fit"
 )
@@ -120,27 +118,36 @@ def step_options(given: Given) -> dict[str, Value]:
     return {} if chip is None else dict(_AUTO[chip.name])
 
 
-def compile_fitting(
-    make: Callable[[Mapping[str, Value]], Compiled], options: Mapping[str, Value]
-) -> tuple[Compiled, str | None]:
+class Fitting(NamedTuple, Generic[Compiled]):
+    """What was compiled.
+
+    Attributes:
+        program: what was made.
+        options: with which.
+        changed: what was changed of those that were asked for, if anything was.
+    """
+
+    program: Compiled
+    options: Mapping[str, Value]
+    changed: str | None
+
+
+def compile_fitting(make: Callable[[Mapping[str, Value]], Compiled], options: Mapping[str, Value]) -> Fitting[Compiled]:
     """Compiles a program with options; where it does not fit with those of sparse cores, with what needs less memory.
 
     Args:
         make: compiles it with the options that it is given.
         options: see `step_options`.
 
-    Returns:
-        What was made, and what was changed of the options for it, if anything was.
-
     Raises:
         JaxRuntimeError: what `make` raises; where nothing fits, of the options that need less.
     """
     try:
-        return make(options), None
+        return Fitting(make(options), options, None)
     except jax.errors.JaxRuntimeError as error:
         if OUT_OF_MEMORY not in str(error) or not options or not options.items() <= _SPARSE_CORES.items():
             raise
-    return make(_FUSED_COLLECTIVES), _WITHOUT_SPARSE_CORES
+    return Fitting(make(_FUSED_COLLECTIVES), _FUSED_COLLECTIVES, _WITHOUT_SPARSE_CORES)
 
 
 def compile_with(

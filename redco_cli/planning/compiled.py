@@ -85,7 +85,7 @@ def compile_step(option: Option) -> Compiled:
         raise DeviceError("--compile", problem, remedy)
     began = time.perf_counter()
     lowered = lower_step(way_of(option), make_mesh(count, workload.where))
-    compiled, changed = compile_fitting(lambda tried: compile_with(lowered, tried, workload.where), workload.xla)
+    compiled, _, changed = compile_fitting(lambda tried: compile_with(lowered, tried, workload.where), workload.xla)
     return replace(read_step(program_of(compiled), count, time.perf_counter() - began), changed=changed)
 
 

@@ -27,7 +27,6 @@ from redco_cli.planning.workload import Workload
 from redco_cli.plugin.state import Variables
 from redco_cli.runtime.collector import collected_rarely
 from redco_cli.sharding.batch_shards import batch_sharded
-from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.derive import make_plan
 from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Plan
@@ -35,6 +34,7 @@ from redco_cli.sharding.predict.collectives import PER_PASS, in_a_step
 from redco_cli.sharding.predict.memory import StepConfig, StepMemory, TracedLoss, estimate
 from redco_cli.sharding.program.flops import Products
 from redco_cli.sharding.program.reading import Reading
+from redco_cli.sharding.rings import sent_bytes
 from redco_cli.training.state import merge, partition
 
 _LESS_AND_LESS: tuple[tuple[Remat, ...], ...] = (("dots",), ("attention",), ("full", "offload"))

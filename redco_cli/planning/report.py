@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 
 from redco_cli.planning.parameter_groups import ParameterGroup, group_parameters
 from redco_cli.planning.timing import Constant, Speed, Term
-from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.compiled.schedule import Written
 from redco_cli.sharding.plan import Collective, Plan, Row
+from redco_cli.sharding.rings import sent_bytes
 
 
 @dataclasses.dataclass(frozen=True)

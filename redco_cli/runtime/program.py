@@ -108,7 +108,7 @@ class Program:
             try:
                 with self._announce(f"{self.name} for batches of {shapes}"):
                     lowered = self._jit.lower(*arguments)
-                    self._compiled[key], changed = compile_fitting(
+                    self._compiled[key], self._options, changed = compile_fitting(
                         lambda tried: lowered.compile(compiler_options=for_jax(tried)), self._options
                     )
             except jax.errors.JaxRuntimeError as error:

@@ -37,8 +37,8 @@ How it comes to this, in reading order; each room's docstring goes on with the s
 4. `gather`: the same function of parameters that live so, for JAX to compile.
 5. `compiled`: what XLA made of it, read from its text: the same all-reduce.
 
-`derive` stands on top of the first three; `axes`, `plan`, `batch_shards` and `tensor_split` lie below all. Around it a
-program needs
+`derive` stands on top of the first three, and of `pieces`, a room for weights that are used in parts; `axes`, `plan`,
+`batch_shards` and `tensor_split` lie below all. Around it a program needs
 
 - `gathering(loss_fn, plan.specs, plan.gathered, mesh, usage=plan.usage)`: the loss of parameters that live in shards
   (fully sharded data parallelism), to be differentiated and jitted;

@@ -21,9 +21,13 @@ from redco_cli.sharding.decide.choose import choose
 from redco_cli.sharding.decide.guards import Where, checked_sizes, guard
 from redco_cli.sharding.decide.layout import lay_out
 from redco_cli.sharding.decide.override import Override, overridden
-from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Plan, Row, as_spec
+from redco_cli.sharding.decide.pieces import computed, in_shards, shards
+from redco_cli.sharding.decide.placed import Layout
+from redco_cli.sharding.pieces.reading import InPieces, read_in_pieces
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective, Plan, Row, as_spec
 from redco_cli.sharding.predict.collectives import predict_collectives
 from redco_cli.sharding.program.reading import Reading, read
+from redco_cli.sharding.rings import sent_bytes
 
 _CONVOLVES = (
     "XLA's partitioner gets convolutions wrong whose kernels are split over fsdp while their images are; compile the "
@@ -107,7 +111,10 @@ def make_plan(
     given = overridden(reading.parameters, override, sizes, where)
     chosen = choose(reading, sizes[TENSOR], sizes[DATA] * sizes[FSDP])
     layouts = lay_out(reading, chosen, sizes, given)
-    warnings = guard(reading, chosen, layouts, sizes, where)
+    collectives = predict_collectives(reading, chosen, layouts, sizes, reading.without_gradient.union(frozen))
+    found = _in_pieces(reading, sizes, given, frozen) if sizes[TENSOR] > 1 and reading.kept is None else None
+    if found is not None and found[2] < computed(reading, layouts, sizes) + _sent(collectives, sizes):
+        layouts, collectives, _ = found
     rows = tuple(
         Row(
             parameter.path,
@@ -128,7 +135,35 @@ def make_plan(
         gathered=reading.treedef.unflatten([row.gathered for row in rows]),
         usage=reading.treedef.unflatten([row.usage for row in rows]),
         rows=rows,
-        collectives=predict_collectives(reading, chosen, layouts, sizes, reading.without_gradient.union(frozen)),
-        warnings=warnings,
+        collectives=collectives,
+        warnings=guard(reading, chosen, layouts, sizes, where),
     )
     return plan if reading.kept is None else reading.kept(plan)
+
+
+def _in_pieces(
+    reading: Reading, sizes: Mapping[str, int], given: Mapping[str, Layout], frozen: Collection[str]
+) -> tuple[list[Layout], tuple[Collective, ...], int] | None:
+    """A program that takes some of its weights apart; None where it takes none apart.
+
+    Returns:
+        Layouts, what moves, and the price of what moves and is computed.
+    """
+    apart = read_in_pieces(reading, lambda one, cut: one.path not in given and shards(one, cut, sizes) is not None)
+    if apart is None:
+        return None
+    own = apart.reading
+    chosen = choose(own, sizes[TENSOR], sizes[DATA] * sizes[FSDP])
+    pieces, layouts = in_shards(reading, apart, lay_out(own, chosen, sizes, given), sizes)
+    still = own.without_gradient.union(frozen, *(_paths(path, apart) for path in frozen))
+    collectives = predict_collectives(own, chosen, pieces, sizes, still)
+    return layouts, collectives, computed(own, pieces, sizes) + _sent(collectives, sizes)
+
+
+def _paths(path: str, apart: InPieces) -> list[str]:
+    """Those of the pieces of a parameter."""
+    return [f"{path}/{i}" for i in range(len(apart.cuts[path].sizes))] if path in apart.cuts else []
+
+
+def _sent(collectives: Sequence[Collective], sizes: Mapping[str, int]) -> int:
+    return sum(sent_bytes(one, sizes) for one in collectives)

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend import core
 
-from redco_cli.sharding.program.examples import scan_counts
+from redco_cli.sharding.scans import scan_counts
 
 _CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint"})
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from jax.sharding import PartitionSpec
@@ -33,16 +33,43 @@ def as_spec(dims: DimShardings) -> PartitionSpec:
 
 
 @dataclass(frozen=True)
+class Partition:
+    """Contiguous pieces of one dim.
+
+    Attributes:
+        dim: which.
+        sizes: of the pieces, in order.
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Usage:
     """How a parameter is used where `tensor` splits it, besides where.
 
     Attributes:
         alone: what splits a dim that matmuls sum over, but not the arrays that it is multiplied with.
         parts: how many projections are one after the other in the dim that is split, each of them by itself.
+        cut: where it is taken apart; None where it is used whole.
+        pieces: of each piece, where it is used, and how.
     """
 
     alone: PartitionSpec = field(default_factory=PartitionSpec)
     parts: int = 1
+    cut: Partition | None = None
+    pieces: tuple[tuple[PartitionSpec, Usage], ...] = ()
+
+    def without(self, gone: Collection[int]) -> Usage:
+        """How an array is used that has some dims less, such as one layer of a stack."""
+        cut = self.cut and replace(self.cut, dim=self.cut.dim - sum(dim < self.cut.dim for dim in gone))
+        pieces = tuple((_without(spec, gone), usage.without(gone)) for spec, usage in self.pieces)
+        return replace(self, alone=_without(self.alone, gone), cut=cut, pieces=pieces)
+
+
+def _without(spec: PartitionSpec, gone: Collection[int]) -> PartitionSpec:
+    return as_spec(tuple(axes for dim, axes in enumerate(as_dims(spec)) if dim not in gone))
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import statistics
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.errors import RedcoError
 from redco_cli.planning.targets.compile import compile_for
-from redco_cli.sharding.compiled.events import sent_bytes
+from redco_cli.sharding.rings import sent_bytes
 from tests.chips.programs import Program, asked, planned
 
 _FSDP, _CUBE = {"data": 1, "fsdp": 8, "tensor": 1}, {"data": 2, "fsdp": 2, "tensor": 2}

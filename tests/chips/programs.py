@@ -20,8 +20,8 @@ from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option, options
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.workload import Workload, find_workload
-from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.plan import Collective, Plan
+from redco_cli.sharding.rings import sent_bytes
 
 RESULTS = Path(__file__).with_name("results.json")
 TINY = json.dumps(

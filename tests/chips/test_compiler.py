@@ -83,9 +83,9 @@ def refusing(*messages):
 
 def test_what_does_not_fit_with_sparse_cores_is_compiled_without():
     too_large = "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (34.48G)"
-    assert compile_fitting(refusing(), compiler._SPARSE_CORES) == (compiler._SPARSE_CORES, None)
-    made, changed = compile_fitting(refusing(too_large), compiler._SPARSE_CORES)
-    assert made == compiler._FUSED_COLLECTIVES
+    assert compile_fitting(refusing(), compiler._SPARSE_CORES) == (compiler._SPARSE_CORES, compiler._SPARSE_CORES, None)
+    made, used, changed = compile_fitting(refusing(too_large), compiler._SPARSE_CORES)
+    assert made == used == compiler._FUSED_COLLECTIVES
     assert changed.startswith("collectives fused with products instead of on sparse cores: ")
     for messages, options in {
         (too_large, too_large): compiler._SPARSE_CORES,  # nor without

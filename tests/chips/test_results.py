@@ -5,7 +5,7 @@ import json
 import pytest
 
 from redco_cli.chips.target import parse_target, targeting
-from redco_cli.sharding.compiled.events import sent_bytes
+from redco_cli.sharding.rings import sent_bytes
 from tests.chips.programs import BOUNDED, EVERY, PROGRAMS, RESULTS, fingerprint, planned
 
 FOUND = json.loads(RESULTS.read_text())

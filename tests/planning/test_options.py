@@ -11,9 +11,9 @@ from redco_cli.errors import DeviceError
 from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, WAIT, Devices
 from redco_cli.planning.options import Planner, meshes, options
 from redco_cli.planning.workload import Workload, find_workload
-from redco_cli.sharding.compiled.events import sent_bytes
 from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.program.flops import count_products
+from redco_cli.sharding.rings import sent_bytes
 from tests.projects import LLAMA
 
 GiB = 2**30

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from redco_cli.chips.compiler import Fitting
 from redco_cli.errors import PluginError
+from redco_cli.runtime import program
 from redco_cli.runtime.batch_shapes import BatchShapes
 from redco_cli.runtime.program import Program
 
@@ -63,3 +65,19 @@ def test_a_program_compiles_for_other_keys_of_the_same_shapes():
     arrays = [{"a": jnp.ones(2)}, {"b": jnp.ones(2)}, {"a": jnp.ones(2)}, {"a": jnp.ones(3)}]
     assert [total(one).tolist() for one in arrays] == [[1, 1], [1, 1], [1, 1], [1, 1, 1]]
     assert total.compilations == len(compiled) == 3
+
+
+def test_options_that_did_not_fit_are_not_tried_for_other_shapes(monkeypatch):
+    tried, said = [], []
+
+    def fitting(make, options):
+        tried.append(dict(options))
+        return Fitting(make({}), {}, "less" if options else None)
+
+    monkeypatch.setattr(program, "compile_fitting", fitting)
+    total = Program(
+        "sum", lambda one: one["a"].sum(), lambda _: nullcontext(), options={"xla_a": True}, warn=said.append
+    )
+    assert [total({"a": jnp.ones(size)}).tolist() for size in (2, 3, 2)] == [2, 3, 2]
+    assert tried == [{"xla_a": True}, {}]
+    assert said == ["sum for batches of [2]: compiled with less"]

@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 from redco_cli.sharding import derive
-from redco_cli.sharding.compiled.events import ring_bytes, sent_bytes
 from redco_cli.sharding.gradients import without_gradient
+from redco_cli.sharding.rings import ring_bytes, sent_bytes
 from tests.sharding.shorthand import f32
 from tests.sharding.trial import attempt
 

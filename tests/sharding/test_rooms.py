@@ -12,7 +12,7 @@ from redco_cli.sharding.gather.gathering import gathering
 from tests.architecture.source import dotted, imports, modules
 
 BASE = "redco_cli.sharding."
-ROOMS = ["program", "decide", "predict", "gather", "compiled"]
+ROOMS = ["program", "pieces", "decide", "predict", "gather", "compiled"]
 
 
 def room(name):
@@ -29,9 +29,10 @@ def test_rooms_import_one_way():
     TopologicalSorter(graph).prepare()
     assert {one: graph[one] & set(ROOMS) for one in ROOMS} == {
         "program": set(),
-        "decide": {"program"},
+        "pieces": {"program"},
+        "decide": {"program", "pieces"},
         "predict": {"program", "decide"},
-        "gather": {"program", "decide"},
+        "gather": {"program", "pieces", "decide"},
         "compiled": set(),
     }
     assert [one for one in graph if graph[one] & {"compiled", "derive"}] == []

@@ -168,7 +168,7 @@ def compile_lowered(
     """
     began = time.perf_counter()
     try:
-        program, changed = compile_fitting(lambda tried: make(lowered, tried, where), options)
+        program, _, changed = compile_fitting(lambda tried: make(lowered, tried, where), options)
     except jax.errors.JaxRuntimeError as error:
         too_large = _too_large(str(error))
         if too_large is None:

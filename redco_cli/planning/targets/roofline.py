@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 
 from redco_cli.chips.target import Target
 from redco_cli.planning.options import Option
-from redco_cli.sharding.compiled.events import HOST, Arrival, Event, Span, Transfer, ring_bytes
+from redco_cli.sharding.compiled.events import HOST, Arrival, Event, Span, Transfer
 from redco_cli.sharding.compiled.work import Work
 from redco_cli.sharding.plan import AXES, TENSOR, Collective
 from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.program.flops import Products
+from redco_cli.sharding.rings import ring_bytes
 
 ATTENTION_BACKWARD = {"gpu": 2.5, "tpu": 3.5, "cpu": 2.5}
 """Of flash attention: five products in the backward pass for two in the forward one; the two kernels of TPUs have seven

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from redco_cli.sharding.compiled.events import Span, ring_bytes
+from redco_cli.sharding.compiled.events import Span
 from redco_cli.sharding.compiled.hlo import Computation, Instruction, size_in_bytes
+from redco_cli.sharding.rings import ring_bytes
 
 _SENT = ("send", "recv", "send-done", "recv-done")
 _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')

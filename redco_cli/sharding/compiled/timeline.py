@@ -12,22 +12,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from redco_cli.sharding.compiled.events import (
-    HOST,
-    PREFETCH,
-    Arrival,
-    Event,
-    Loop,
-    Span,
-    Transfer,
-    ring_bytes,
-)
+from redco_cli.sharding.compiled.events import HOST, PREFETCH, Arrival, Event, Loop, Span, Transfer
 from redco_cli.sharding.compiled.hlo import Computation, HloModule, Instruction, parse, result_type, size_in_bytes
 from redco_cli.sharding.compiled.hlo import trip_count as trips_of
 from redco_cli.sharding.compiled.schedule import NO_KERNEL, SCATTERED, is_start, is_step
 from redco_cli.sharding.compiled.slices import arrives_of, sent_between
 from redco_cli.sharding.compiled.traffic import KINDS, device_groups, spanned_axes
 from redco_cli.sharding.compiled.work import Work, bytes_in_memory, work_of
+from redco_cli.sharding.rings import ring_bytes
 
 _COPIES = ("copy-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start", "async-start")
 _HOST_MEMORY = "S(5)"

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from redco_cli.sharding.compiled.events import ring_bytes
 from redco_cli.sharding.compiled.hlo import HloModule, Instruction, parse, result_type, size_in_bytes, trip_count
 from redco_cli.sharding.compiled.schedule import SCATTERED, is_overlapped, is_step
+from redco_cli.sharding.rings import ring_bytes
 
 KINDS = (
     "all-reduce",

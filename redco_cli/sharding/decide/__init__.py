@@ -29,7 +29,8 @@ divide only `down`, whose other dim is taken by then:
     down (('tensor', 'fsdp'), ()) (('tensor',), ()) rows: sums over 256 features, 64 on each device
     up (('fsdp',), ('tensor',)) ((), ('tensor',)) columns: makes 256 features, 64 on each device
 
-Start at `choose` (rules one and two), then `layout` (every parameter gets the first rule that applies), `projections`
-(several in one weight), `tables` (of which rows move), `override` (what the user says instead), `guards` (nothing large
-is whole everywhere in silence) and `follow` (optimizer state lies as its parameter does). Next room: `predict`.
+Start at `choose` (rules one and two), then `layout` (each parameter gets the first rule that applies, and is `placed`
+so), `projections` (several in one weight), `pieces` (weights that are taken apart), `tables` (of which rows move),
+`override` (what the user says instead), `guards` (nothing large is whole everywhere in silence) and `follow` (optimizer
+state lies as its parameter does). Next room: `predict`.
 """

@@ -23,16 +23,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from redco_cli.sharding.axes import Axis, Dim, factors
+from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR
 from redco_cli.sharding.program.events import PossibleCollective, bytes_moved
-from redco_cli.sharding.program.reading import Parameter, Reading
+from redco_cli.sharding.program.reading import Reading
 
 Chain = tuple[Axis, ...]
 """Leading factors of a dim that are split together, major first."""
 
 _LITTLE = 0.1
 """Bytes moved for each byte of parameters that is divided: what splitting such an axis costs is not worth a thought."""
-_PER_BYTE = 500
+OPERATIONS_PER_BYTE = 500
 """Operations that take as long as moving one byte between neighbours, at least: an A100's 312 TFLOP/s, half of them
 reached, beside 300 GB/s of NVLink. Of an H100 they are twice as many, of a v6e six times."""
 
@@ -188,7 +189,7 @@ def by_rows(
     operations = sum(6 * one.times * elements(one.result) * parameter.shape[place] for one in matmuls)
     # Compilers gather it for the forward pass, and once more for the backward pass.
     whole = reading.bytes_where_used(parameter) * (2 + reading.is_recomputed(parameter))
-    spared = operations * (tensor - 1) // tensor // _PER_BYTE
+    spared = operations * (tensor - 1) // tensor // OPERATIONS_PER_BYTE
     return ByRows(place, summed, gathered) if 2 * summed + gathered < whole + spared else None
 
 

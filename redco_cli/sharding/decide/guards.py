@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from redco_cli.errors import DeviceError
 from redco_cli.sharding.decide.choose import Candidate, leading
-from redco_cli.sharding.decide.layout import Layout
+from redco_cli.sharding.decide.placed import Layout
+from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.plan import AXES, FSDP, TENSOR
-from redco_cli.sharding.program.reading import Parameter, Reading
+from redco_cli.sharding.program.reading import Reading
 
 WARN_ABOVE = 0.02
 REFUSE_ABOVE = 0.10

@@ -19,15 +19,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from redco_cli.sharding.axes import Dim, factors
-from redco_cli.sharding.decide.choose import ByRows, Candidate, Chain, by_rows, leading
+from redco_cli.sharding.decide.choose import Candidate, Chain, by_rows, leading
+from redco_cli.sharding.decide.placed import Layout
 from redco_cli.sharding.decide.projections import APART, BLOCKS, Projections, exchange, projections, told_apart
 from redco_cli.sharding.decide.reasons import called, reason_without_tensor, split_reason, whole_reason
 from redco_cli.sharding.decide.tables import dims_of_moving_rows
-from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings, Usage, as_spec
-from redco_cli.sharding.program.reading import Parameter, Reading
+from redco_cli.sharding.parameter import Parameter
+from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings
+from redco_cli.sharding.program.reading import Reading
 
 SMALL = 2**20
 """Bytes below which gathering a parameter costs more in latency than its copies cost in memory."""
@@ -35,35 +37,6 @@ REPLICATED_SHARE = 0.09
 """Share of all parameter bytes up to which small parameters are whole on every device of the tensor axis."""
 _UNEVEN = 1.1
 """How much more room uneven parts of a dim may take than even ones would."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """One parameter on the mesh.
-
-    Attributes:
-        stored: where it lives.
-        gathered: where it is used.
-        reason: in the model's terms.
-        by_rows: where it is split over `tensor` and nothing else along with it.
-        parts: see `Usage`.
-    """
-
-    stored: DimShardings
-    gathered: DimShardings
-    reason: str
-    by_rows: ByRows | None = None
-    parts: int = 1
-
-    def ways(self, sizes: Mapping[str, int]) -> int:
-        """Number of shards that it is stored in."""
-        return math.prod(sizes[axis] for dim in self.stored for axis in dim)
-
-    @property
-    def usage(self) -> Usage:
-        """How it is used."""
-        alone = [(TENSOR,) if self.by_rows and self.by_rows.place == i else () for i in range(len(self.gathered))]
-        return Usage(as_spec(tuple(alone)), self.parts)
 
 
 def lay_out(

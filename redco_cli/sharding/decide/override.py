@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from redco_cli.errors import RecipeError
-from redco_cli.sharding.decide.layout import Layout
+from redco_cli.sharding.decide.placed import Layout
+from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.plan import AXES, DATA, FSDP, DimShardings, as_dims
-from redco_cli.sharding.program.reading import Parameter
 
 Override = tuple[str, Sequence[str | Sequence[str] | None]]
 """A regular expression that is searched for in paths, and for each dim of what it finds the mesh axes to split it."""

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 from redco_cli.sharding.axes import Axis
 from redco_cli.sharding.decide.choose import Candidate, Costs
+from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, DimShardings
-from redco_cli.sharding.program.reading import Parameter, Reading
+from redco_cli.sharding.program.reading import Reading
 
 APART, BLOCKS = "each split, exchanged where it is used", "contiguous blocks, moved where cut"
 """How `tensor` splits several projections, as reasons say it."""

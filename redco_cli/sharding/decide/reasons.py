@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Chain
+from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.plan import DATA, FSDP
-from redco_cli.sharding.program.reading import Parameter, Reading
+from redco_cli.sharding.program.reading import Reading
 
 
 def called(axis: Axis, reading: Reading) -> str:

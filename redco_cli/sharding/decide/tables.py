@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 
 from redco_cli.sharding.axes import factors
+from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.plan import DATA, FSDP
-from redco_cli.sharding.program.reading import Parameter, Reading
+from redco_cli.sharding.program.reading import Reading
 
 _SMALL = 2**20
 """Bytes of a table that is gathered as quickly as rows of it are exchanged."""

@@ -26,10 +26,12 @@ from redco_cli.sharding.gather.convolutions import grouped, is_grouped
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.loops import before_loop, repeats
 from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
+from redco_cli.sharding.gather.pieces import taken_apart
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
 from redco_cli.sharding.gather.replicas import is_product, is_spread, product, spread, summed_once, uses
 from redco_cli.sharding.gather.rows import looked_up, moves_rows
 from redco_cli.sharding.gather.sharded import SMALL, Apart, Sharded
+from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
@@ -83,6 +85,9 @@ class _Gathering:
         part = operands[0].part(equation) if operands and isinstance(operands[0], Sharded) else None
         if part is not None:
             return [part]
+        pieces = taken_apart(equation, operands[0]) if operands else None
+        if pieces is not None:
+            return pieces
         if equation.primitive.name == "cond" and any(map(self.is_tracked, operands)):
             switch = rematerialised_switch if is_rematerialised(equation) else jax.lax.switch
             return conditional(equation.params, operands, self, switch)
@@ -209,6 +214,8 @@ def gathering(
         if as_it_is and mesh.shape.get(DATA, 1) == 1:
             return function(params, *others)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(values(params), *others)
+        cuts = {number: one.cut for number, one in enumerate(how) if one.cut is not None}
+        closed = in_pieces(closed, cuts) if cuts else closed
         is_weight = [number < len(given) for number in range(len(closed.jaxpr.invars))]
         if as_it_is and not repeats(closed.jaxpr, is_weight):
             return function(params, *others)

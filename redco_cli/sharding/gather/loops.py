@@ -28,8 +28,8 @@ from redco_cli.sharding.gather.fused import is_fused, unmerged
 from redco_cli.sharding.gather.repeated import Repeated, Summed, batch_ways
 from redco_cli.sharding.gather.sharded import Sharded
 from redco_cli.sharding.plan import BATCH_AXES
-from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
+from redco_cli.sharding.scans import scan_counts
 
 
 def repeats(jaxpr: Any, is_weight: Sequence[bool]) -> bool:

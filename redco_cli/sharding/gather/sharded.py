@@ -93,7 +93,10 @@ class Sharded:
     @property
     def _even(self) -> PartitionSpec:
         """Where it is as soon as it is padded: over `fsdp` as it lives, over `tensor` as it is used."""
-        return scattered(self.gathered, self.spec, self.value.ndim) if any(self._lacks(self.gathered)) else self.spec
+        ndim = self.value.ndim
+        lives, used = ([TENSOR in axes for axes in as_dims(spec, ndim)] for spec in (self.spec, self.gathered))
+        is_exchanged = (any(lives) and any(used) and lives != used) or any(self._lacks(self.gathered))
+        return scattered(self.gathered, self.spec, ndim) if is_exchanged else self.spec
 
     @property
     def _stages(self) -> tuple[PartitionSpec, ...]:
@@ -242,7 +245,7 @@ class Sharded:
         It lives where the whole does, and is gathered by itself; None for anything else.
         """
         params, shape = equation.params, self.value.shape
-        lives, used, alone = (as_dims(one, len(shape)) for one in (self.spec, self.gathered, self.usage.alone))
+        lives, used = (as_dims(one, len(shape)) for one in (self.spec, self.gathered))
         if equation.primitive.name not in ("slice", "squeeze") or self.views:
             return None
         gone = params.get("dimensions", ())
@@ -254,10 +257,10 @@ class Sharded:
         def taken(leaf: Any) -> Any:
             return jax.lax.squeeze(leaf, gone) if gone else leaf[tuple(ends)]
 
-        left = (tuple(axes for dim, axes in enumerate(dims) if dim not in gone) for dims in (lives, used, alone))
-        spec, gathered, own = map(as_spec, left)
-        usage = replace(self.usage, alone=own)
-        return replace(self, arrays=jax.tree.map(taken, self.arrays), spec=spec, gathered=gathered, usage=usage)
+        left = (tuple(axes for dim, axes in enumerate(dims) if dim not in gone) for dims in (lives, used))
+        spec, gathered = map(as_spec, left)
+        arrays, usage = jax.tree.map(taken, self.arrays), self.usage.without(gone)
+        return replace(self, arrays=arrays, spec=spec, gathered=gathered, usage=usage)
 
     def _transposed(self, equation: Any) -> Sharded | None:
         """One of several projections with its dims in another order at once, as these are told apart before its use."""
@@ -276,8 +279,8 @@ class Sharded:
 
     def layer(self, arrays: Any) -> Sharded:
         """One layer of it."""
-        spec, gathered, alone = (PartitionSpec(*spec[1:]) for spec in (self.spec, self.gathered, self.usage.alone))
-        return Sharded(arrays, spec, gathered, self.mesh, replace(self.usage, alone=alone))
+        spec, gathered = (PartitionSpec(*spec[1:]) for spec in (self.spec, self.gathered))
+        return Sharded(arrays, spec, gathered, self.mesh, self.usage.without((0,)))
 
 
 def _share(x: Any, dim: int, axis: str, mesh: Mesh) -> Any:

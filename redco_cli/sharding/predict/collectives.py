@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Candidate, Costs
-from redco_cli.sharding.decide.layout import Layout
+from redco_cli.sharding.decide.placed import Layout
 from redco_cli.sharding.decide.projections import exchange
 from redco_cli.sharding.decide.tables import dims_of_moving_rows
+from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
-from redco_cli.sharding.program.events import LOOKED_UP, NEIGHBOURS, PossibleCollective
-from redco_cli.sharding.program.reading import Parameter, Reading
+from redco_cli.sharding.program.events import GRADIENT, LOOKED_UP, NEIGHBOURS, PossibleCollective
+from redco_cli.sharding.program.reading import Reading
 
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
 AGAIN = "parameters, where layers are recomputed"
@@ -67,10 +68,11 @@ def predict_collectives(
         if parameter.path not in frozen:
             is_summed = bool(parameter.axes & beside) and TENSOR not in _axes(layout.gathered)
             found += _gradient(whole, layout, used, sizes, is_summed=is_summed)
-        if _place_of_uneven(parameter, layout, sizes) is not None:
+        if _is_exchanged(layout):
             shard = whole // (sizes[FSDP] * sizes[TENSOR])
             exchanged = (PARAMETERS,) if parameter.path in frozen else (PARAMETERS, GRADIENTS)
-            found += [((ALL_TO_ALL, TENSOR, what), shard) for what in exchanged]
+            again = (AGAIN,) if reading.is_recomputed(parameter) else ()
+            found += [((ALL_TO_ALL, TENSOR, what), shard) for what in (*exchanged, *again)]
         found += _exchanged(whole, parameter, layout, sizes, is_frozen=parameter.path in frozen)
         if layout.by_rows is not None:
             found += [((ALL_REDUCE, TENSOR, "partial sums of a matmul"), layout.by_rows.summed)]
@@ -85,16 +87,17 @@ def predict_collectives(
 def _between_activations(
     split: Sequence[Mapping[Axis, int]], costs: Costs
 ) -> list[tuple[PossibleCollective, Mapping[Axis, int]]]:
-    """What moves because axes are split, with their ways; of one array's gradients the largest: their sum is moved."""
+    """What moves because axes are split, with their ways; of what is added up before it is moved the largest."""
     found: list[tuple[PossibleCollective, Mapping[Axis, int]]] = []
-    largest: dict[int, tuple[PossibleCollective, Mapping[Axis, int]]] = {}
+    largest: dict[tuple[int, bool], tuple[PossibleCollective, Mapping[Axis, int]]] = {}
     for ways in split:
         for one in costs.collectives(axis for axis, parts in ways.items() if parts > 1):
-            known = largest.get(id(one.of))
+            key = id(one.of), one.what.startswith(GRADIENT)
+            known = largest.get(key)
             if one.of is None:
                 found.append((one, ways))
             elif known is None or costs.bytes(*known) < costs.bytes(one, ways):
-                largest[id(one.of)] = one, ways
+                largest[key] = one, ways
     return found + list(largest.values())
 
 
@@ -230,6 +233,12 @@ def _uneven_tables(reading: Reading, layouts: Sequence[Layout], sizes: Mapping[s
         if parameter.path in reading.rows and any(dims_of_moving_rows(parameter, reading, sizes))
     ]
     return set(_uneven([parameter for parameter, _ in tables], [layout for _, layout in tables], sizes))
+
+
+def _is_exchanged(layout: Layout) -> bool:
+    """Whether a parameter is used in parts of another dim than it lives in."""
+    pairs = [(TENSOR in lives, TENSOR in used) for lives, used in zip(layout.stored, layout.gathered, strict=True)]
+    return (True, False) in pairs and (False, True) in pairs
 
 
 def _place_of_uneven(parameter: Parameter, layout: Layout, sizes: Mapping[str, int]) -> int | None:

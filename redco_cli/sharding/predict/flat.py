@@ -16,7 +16,7 @@ from jax.extend import core
 from redco_cli.sharding.predict.dots import canonical_operands
 from redco_cli.sharding.predict.kinds import CALLS, ELEMENTWISE
 from redco_cli.sharding.predict.operations import LITERAL, NARROW, Arrays, FlatProgram, Op
-from redco_cli.sharding.program.examples import scan_counts
+from redco_cli.sharding.scans import scan_counts
 
 _HOST = jax.memory.Space.Host
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")

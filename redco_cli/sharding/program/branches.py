@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.marks import usual_branch
+from redco_cli.sharding.scans import scan_counts
 
 _SMALL = 4096
 """Elements of an array up to which it is computed."""

@@ -44,7 +44,7 @@ class PossibleCollective:
         itemsize: bytes of an element.
         count: how often in a step.
         what: what is moved, in a few words.
-        of: the array whose gradient it is, of which compilers add up all parts before they move them once; else None.
+        of: the array whose gradient, or whose partial sums, it is: compilers add up all of them before they move any.
     """
 
     kind: str

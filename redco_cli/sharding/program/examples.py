@@ -12,6 +12,8 @@ from typing import Any
 
 from jax.extend import core
 
+from redco_cli.sharding.scans import scan_counts
+
 
 @dataclass(frozen=True)
 class Examples:
@@ -80,14 +82,3 @@ def _through(equation: Any, operands: list[bool], found: set[Any]) -> list[bool]
     for jaxpr in inside:
         _follow(jaxpr, [True] * len(jaxpr.invars), found)
     return [True] * count
-
-
-def scan_counts(params: Any) -> tuple[int, int]:
-    """How many operands of a `scan` are its constants, and how many its carry; the others it goes through in slices.
-
-    JAX from 0.11 tells them by the trees of its operands, before by their numbers.
-    """
-    if "ft_in" not in params:
-        return params["num_consts"], params["num_carry"]
-    constants, carry, _ = params["ft_in"].unpack()
-    return len(constants), len(carry)

@@ -11,8 +11,8 @@ import jax
 
 from redco_cli.sharding.bands import causal_share, flash_share, window_share
 from redco_cli.sharding.program.branches import Shares, branch_shares
-from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.reference import is_causal, reference_jaxpr
+from redco_cli.sharding.scans import scan_counts
 
 _CAUSAL = (2, 3)
 """Masks of cuDNN's attention under which half of the scores is computed (`MaskType` in JAX)."""

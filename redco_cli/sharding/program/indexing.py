@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from redco_cli.sharding.axes import Dim, fresh, mark_layer, split, unify
+from redco_cli.sharding.axes import Dim, factors, fresh, mark_layer, split, unify
 from redco_cli.sharding.program.events import GRADIENT, LOOKED_UP, NEIGHBOURS, RowLookup, Value, itemsize
 from redco_cli.sharding.program.lookups import neighbours
 from redco_cli.sharding.program.walk import Walk, combined, rule, viewed
@@ -18,6 +19,7 @@ def _concatenate(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
     dims = list(operands[0].dims)
     dims[place] = fresh(aval.shape[place])
     result = combined(operands, dims)
+    walk.cuts.append((dims[place], _ends(walk, operands, equation.invars, place)))
     for x, atom in zip(operands, equation.invars, strict=True):
         for i, dim in enumerate(x.dims):
             if i != place:
@@ -25,6 +27,16 @@ def _concatenate(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
         walk.needs_whole([x.dims[place]], x, atom.aval, "concatenated array")
     walk.needs_whole([dims[place]], result, aval, "concatenated array")
     return [result]
+
+
+def _ends(walk: Walk, operands: Sequence[Value], atoms: Sequence[Any], place: int) -> tuple[int, ...]:
+    """Where the pieces of what is joined end, those of what was joined before among them."""
+    known, start, found = {factors(dim): ends for dim, ends in walk.cuts}, 0, list[int]()
+    for x, atom in zip(operands, atoms, strict=True):
+        found += [start + end for end in known.get(factors(x.dims[place]), ())]
+        start += atom.aval.shape[place]
+        found.append(start)
+    return tuple(found)
 
 
 @rule("split")
@@ -39,6 +51,8 @@ def _slices(walk: Walk, x: Value, aval: Any, place: int, sizes: Sequence[int]) -
     parts = None
     if len(set(sizes)) == 1:
         parts = split(x.dims[place], [len(sizes), sizes[0]])
+    if parts is None:
+        walk.cuts.append((x.dims[place], tuple(itertools.accumulate(sizes))))
     walk.needs_whole([x.dims[place] if parts is None else parts[0]], x, aval, "array that is cut into parts")
     dims = [fresh(size) if parts is None else parts[1] for size in sizes]
     return [Value((*x.dims[:place], dim, *x.dims[place + 1 :]), x.requires_grad, x.from_batch) for dim in dims]
@@ -61,6 +75,8 @@ def _slice(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
             parts = split(x.dims[i], [old // new, new])
         elif strides is not None and new * strides[i] == old and starts[i] < strides[i]:
             parts, cut = split(x.dims[i], [new, strides[i]]), 1  # every second one of [d·2] is [d, 2] at an index
+        if aligned:
+            walk.cuts.append((x.dims[i], (starts[i], starts[i] + new)))
         walk.needs_whole([x.dims[i] if parts is None else parts[cut]], x, aval, "array that is cut into parts")
         dims[i] = fresh(new) if parts is None else parts[1 - cut]
     chosen = any(index.from_batch for index in operands[1:])

@@ -45,6 +45,8 @@ def _elementwise(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
                 repeated = [dim for dim, mine in zip(dims, x.dims, strict=True) if dim and not mine]
                 walk.may_need("all-reduce", repeated, x, aval, "gradient of a repeated array")
         results.append(combined(operands, dims))
+    if equation.primitive.name in ("add", "add_any"):
+        walk.adds(operands, results[0])
     return results
 
 
@@ -96,7 +98,7 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     result = combined(operands[:2], [*batch, *left_free, *right_free])
     left_aval, right_aval = (atom.aval for atom in equation.invars[:2])
     if not _is_summed_later(result):
-        walk.may_need("all-reduce", contracted, result, equation.outvars[0].aval, "partial sums of a matmul")
+        walk.may_need_sums(contracted, result, equation.outvars[0].aval, "matmul")
     for x, aval, free in ((left, left_aval, right_free), (right, right_aval, left_free)):
         if x.requires_grad and x.from_batch and not _is_summed_later(x):
             walk.may_need("all-reduce", free, x, aval, "gradient of a matmul's input", of=x)
@@ -255,7 +257,7 @@ def _conv(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     walk.uses.append(Use(right.origin, itemsize(equation.invars[1].aval), walk.recomputes))
     if groups == 1:
         unify(left_feature, right_in)
-        walk.may_need("all-reduce", [right_in], result, aval, "partial sums of a convolution")
+        walk.may_need_sums([right_in], result, aval, "convolution")
         if left.requires_grad:
             walk.may_need("all-reduce", [right_out], left, equation.invars[0].aval, "gradient of a convolution's input")
         return [result]

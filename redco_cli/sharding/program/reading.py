@@ -6,9 +6,9 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.gradients import without_gradient
 from redco_cli.sharding.ownership import owners
+from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.program import indexing, marks, matrices, primitives, shard_map  # noqa: F401  rules register themselves
 from redco_cli.sharding.program.branches import branch_shares
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Use, Value
@@ -28,44 +29,20 @@ FEWER = 4
 """So many times fewer experts than features does a router make at least."""
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One leaf of the parameter tree.
+class Traced(NamedTuple):
+    """What was read.
 
     Attributes:
-        path: keys joined by `/`.
-        shape: sizes of its dims.
-        dtype: of its elements.
-        dims: the factors of each dim.
+        closed: the program, as `jax.make_jaxpr` returns it.
+        params: see `read`.
+        batch: see `read`.
+        others: see `read`.
     """
 
-    path: str
-    shape: tuple[int, ...]
-    dtype: Any
-    dims: tuple[Dim, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Of the whole parameter."""
-        return math.prod(self.shape) * int(self.dtype.itemsize)
-
-    @property
-    def axes(self) -> frozenset[Axis]:
-        """All its axes."""
-        return frozenset(axis for dim in self.dims for axis in dim)
-
-    @property
-    def is_vector(self) -> bool:
-        """Whether it has less than two dims, besides those of size one and those that a loop runs over."""
-        return sum(bool(dim) and not all(axis.layer for axis in dim) for dim in self.dims) < 2
-
-    def layers(self) -> tuple[bool, ...]:
-        """For each dim whether a loop runs over it."""
-        return tuple(any(axis.layer for axis in dim) for dim in self.dims)
-
-    def indivisible(self) -> tuple[bool, ...]:
-        """For each dim whether it must not be split: a loop runs over it, or the program says so."""
-        return tuple(any(axis.layer or axis.whole for axis in dim) for dim in self.dims)
+    closed: Any
+    params: Any
+    batch: Any
+    others: Any = ()
 
 
 @dataclass(frozen=True)
@@ -93,8 +70,11 @@ class Reading:
         routes: axes of scores of a few experts, of which the best are picked.
         unknown: what the walk did not understand.
         without_gradient: paths of parameters that the results do not depend on but through a `stop_gradient`, say.
+        cuts: dims that are taken apart, or joined, in pieces of sizes that differ, and where the pieces end.
+        traced: what was read.
         kept: for parameters that are not kept as the program sees them, a plan for what it sees to one for what is
             kept.
+        memo: what was made of it so far, for those who make it.
     """
 
     treedef: Any
@@ -117,7 +97,10 @@ class Reading:
     routes: frozenset[Axis]
     unknown: tuple[tuple[str, int], ...]
     without_gradient: frozenset[str]
+    cuts: Mapping[Dim, frozenset[int]]
+    traced: Traced
     kept: Callable[[Any], Any] | None = None
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def batch_axes(self) -> frozenset[Axis]:
@@ -156,15 +139,17 @@ def read(loss_fn: Callable[..., Any], params: Any, batch: Any, *others: Any) -> 
         others: further arrays, neither trained nor examples. Those that belong to a parameter, as `follow` tells it,
             have its axes: they are to be split as it is.
     """
-    return _found(jax.make_jaxpr(loss_fn)(params, batch, *others), params, batch, others)
+    return read_traced(Traced(jax.make_jaxpr(loss_fn)(params, batch, *others), params, batch, others))
 
 
 def parameters_only(params: Any) -> Reading:
     """The parameters without a program, each dim an axis of its own: enough where nothing is split but the batch."""
-    return _found(jax.make_jaxpr(lambda _: ())(params), params, ())
+    return read_traced(Traced(jax.make_jaxpr(lambda _: ())(params), params, ()))
 
 
-def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
+def read_traced(traced: Traced) -> Reading:
+    """The logical axes of a program that was traced already."""
+    closed, params, batch, others = traced
     leaves, treedef = jax.tree.flatten_with_path(params)
     paths = ["/".join(_key(key) for key in path) for path, _ in leaves]
     still = without_gradient(closed.jaxpr)
@@ -209,6 +194,8 @@ def _found(closed: Any, params: Any, batch: Any, others: Any = ()) -> Reading:
         _routes(walk) & owned,
         tuple(sorted(walk.unknown.items())),
         frozenset(path for path, variable in zip(paths, closed.jaxpr.invars, strict=False) if variable in still),
+        _by_dim(walk.cuts),
+        traced,
     )
 
 
@@ -216,7 +203,8 @@ def _as_moved(walk: Walk) -> Iterator[PossibleCollective]:
     """What may have to move, where the program says as what."""
     instead = {_axes(summed): dims for summed, dims in walk.moved_as}
     for one in walk.collectives:
-        yield replace(one, moved=instead.get(_axes(one.moved), one.moved))
+        of = walk.partial.get(id(one.of), one.of)
+        yield replace(one, moved=instead.get(_axes(one.moved), one.moved), of=of)
 
 
 def _followers(others: Any, params: Any, known: Sequence[Value]) -> list[Value]:
@@ -247,6 +235,13 @@ def _by_path(events: Sequence[_Event]) -> dict[str, tuple[_Event, ...]]:
     for event in events:
         found[event.path].append(event)
     return {name: tuple(same) for name, same in found.items()}
+
+
+def _by_dim(cuts: Sequence[tuple[Dim, tuple[int, ...]]]) -> dict[Dim, frozenset[int]]:
+    found: dict[Dim, frozenset[int]] = {}
+    for dim, ends in cuts:
+        found[factors(dim)] = found.get(factors(dim), frozenset()).union(ends)
+    return found
 
 
 def _axes(dims: Any) -> frozenset[Axis]:

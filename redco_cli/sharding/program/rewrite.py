@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import jax
 from jax.extend import core
 
-from redco_cli.sharding.program.examples import scan_counts
+from redco_cli.sharding.scans import scan_counts
 
 INLINED = frozenset({"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"})
 REMATERIALISED = frozenset({"remat", "remat2", "checkpoint"})

@@ -25,9 +25,9 @@ from redco_cli.sharding.program.events import (
     bytes_moved,
     itemsize,
 )
-from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.reference import reference_jaxpr
 from redco_cli.sharding.recomputed import computed_again
+from redco_cli.sharding.scans import scan_counts
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
 _RULES: dict[str, Rule] = {}
@@ -61,12 +61,14 @@ class Walk:
         ranked: dims along which the largest elements are picked.
         devices: inside a `shard_map`, mesh axis to the dim along it.
         by_hand: factors of weights that a `shard_map` splits.
+        cuts: dims that are taken apart, or joined, in pieces whose sizes differ, and where the pieces end.
         moved_as: arrays whose sums are moved as another is, by the dims of both; see `marks.summed_as`.
         casts: in what other precision rows are used that are looked up, by their variable.
         shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
         recomputes: inside what the backward pass computes once more.
         again: variables of that which it needs once more, and how often.
         still: variables that no gradient goes back through.
+        partial: by their `id`, what products over split dims make, to the one that they are added up with.
         unknown: primitives that were not understood, and how often they met a gradient.
     """
 
@@ -91,10 +93,12 @@ class Walk:
         self.ranked: list[Dim] = []
         self.devices: dict[str, Dim] = {}
         self.by_hand: list[Dim] = []
+        self.cuts: list[tuple[Dim, tuple[int, ...]]] = []
         self.moved_as: list[tuple[tuple[Dim, ...], tuple[Dim, ...]]] = []
         self.recomputes = False
         self.again: Counter[Any] = Counter()
         self.unknown: Counter[str] = Counter()
+        self.partial: dict[int, Value] = {}
         self._times = 1
         self._passes = 1
         self._goes_back = True
@@ -162,6 +166,18 @@ class Walk:
         self.may_need("all-gather", dims, operand, aval, what)
         if operand.requires_grad:
             self.may_need("all-reduce", dims, operand, aval, f"{GRADIENT} {what}")
+
+    def may_need_sums(self, contracted: Sequence[Dim], result: Value, aval: Any, what: str) -> None:
+        """Notes that splitting what a product sums over leaves partial sums."""
+        self.partial[id(result)] = result
+        self.may_need("all-reduce", contracted, result, aval, f"partial sums of a {what}", of=result)
+
+    def adds(self, operands: Sequence[Value], result: Value) -> None:
+        """Notes that arrays are added up: where all are partial sums, these are, before they are moved once."""
+        ones = [self.partial.get(id(x)) for x in operands]
+        first = ones[0]
+        if first is not None and None not in ones:
+            self.partial.update(dict.fromkeys((*map(id, operands), id(result)), first))
 
     @property
     def times(self) -> int:

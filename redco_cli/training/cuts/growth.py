@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from jax.extend import core
 
-from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.primitives import ELEMENTWISE
 from redco_cli.sharding.program.reference import reference_jaxpr
+from redco_cli.sharding.scans import scan_counts
 
 Growth = float | None
 """The exponent of the number of examples; infinite for zero, which is of any growth; None where it cannot be told."""

@@ -15,8 +15,8 @@ import jax
 from jax.extend import core
 
 from redco_cli.sharding.axes import fresh
-from redco_cli.sharding.program.examples import scan_counts
 from redco_cli.sharding.program.reference import reference_jaxpr
+from redco_cli.sharding.scans import scan_counts
 from redco_cli.training.cuts.values import CONSTANT, UNKNOWN, Batch, Cause, Kind, Value, either, rows, same, tagged
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from redco_cli.sharding.compiled.events import Arrival, Loop, Span, Transfer, from_json, ring_bytes, to_json
+from redco_cli.sharding.compiled.events import Arrival, Loop, Span, Transfer, from_json, to_json
 from redco_cli.sharding.compiled.timeline import timeline
 from redco_cli.sharding.compiled.work import Work
+from redco_cli.sharding.rings import ring_bytes
 
 MESH = {"data": 2, "fsdp": 4, "tensor": 1}
 GPU = """HloModule step, is_scheduled=true, num_partitions=8

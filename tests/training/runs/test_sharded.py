@@ -251,6 +251,32 @@ def test_a_run_continues_on_another_mesh(trained, mesh: str) -> None:
     close(back.state, more.state)
 
 
+IN_PIECES = """
+        x = x[:, None] * jnp.linspace(0.5, 1, 64)[:, None]
+        up, gate, skip = jnp.split(nn.Dense(3 * HIDDEN + FEATURES, name="in")(x), [HIDDEN, 3 * HIDDEN], -1)
+        joined = jnp.concatenate([nn.tanh(up), nn.tanh(gate), x + skip], -1)
+        x = nn.Dense(FEATURES, name="out")(joined)
+        return nn.Dense(3, name="output")(nn.tanh(nn.Dense(HIDDEN, name="hidden")(x))).mean(1)
+"""
+
+
+def test_weights_that_are_taken_apart_train_save_and_resume_as_whole_ones(project: Path, trained) -> None:
+    write_classifier(project, wide=True)
+    before, _, after = (project / "plugin.py").read_text().partition("        return nn.Dense(3")
+    (project / "plugin.py").write_text(f"import jax.numpy as jnp\n{before}{IN_PIECES}{after.partition(chr(10))[2]}")
+    batch = ("train.global_batch_size=16", "train.learning_rate=1e-3")
+    one = trained("one", *batch)
+    predicted = predict("one", output="one.jsonl").read_text()
+    micro = (*batch, "train.micro_batch_size=8")
+    many = trained("many", *micro, f"mesh={CUBE}")
+    assert many.state.params["out"]["kernel"].sharding.spec == P(None, ("fsdp", "tensor"))
+    same(many, one)
+    assert predict("many", output="many.jsonl").read_text() == predicted
+    more = trained("more", *micro, "mesh={data: 2, tensor: 4}", "checkpoint.resume=many/checkpoint-15")
+    assert more.state.params["out"]["kernel"].sharding.spec == P(None, "tensor")
+    same(more, one, after=15)
+
+
 @pytest.mark.usefixtures("mlp")
 def test_predictions_in_shards_are_those_of_one_device() -> None:
     train("recipe.yaml", ["train.steps=5"])
