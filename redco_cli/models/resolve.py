@@ -263,7 +263,7 @@ def model_shardings(model: AnyModel, mesh: Mesh | None, where: Callable[[str], s
     rows = sizes.get("data", 1) * sizes.get("fsdp", 1)
     batch = example_inputs(model, rows)
     reading = read(lambda params, batch: example_loss(model, params, batch), model.abstract, batch)
-    plan = make_plan(reading, sizes, where=where)
+    plan = make_plan(reading, sizes, where=where, gathers=False)
     has_kernels = convolves(reading)
 
     def placed(leaf: jax.ShapeDtypeStruct, lives: PartitionSpec, used: PartitionSpec) -> NamedSharding:

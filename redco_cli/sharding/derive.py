@@ -97,6 +97,7 @@ def make_plan(
     override: Sequence[Override] = (),
     where: Where = str,
     frozen: Collection[str] = (),
+    gathers: bool = True,
 ) -> Plan:
     """The plan of a program that was read already; as `derive`.
 
@@ -106,13 +107,15 @@ def make_plan(
         override: what comes before the rules.
         where: dotted recipe key to its place.
         frozen: paths of parameters that are not trained: nothing adds up their gradients.
+        gathers: whether it is for the function that `gathering` makes, which takes weights apart.
     """
     sizes = checked_sizes(mesh, where)
     given = overridden(reading.parameters, override, sizes, where)
     chosen = choose(reading, sizes[TENSOR], sizes[DATA] * sizes[FSDP])
     layouts = lay_out(reading, chosen, sizes, given)
     collectives = predict_collectives(reading, chosen, layouts, sizes, reading.without_gradient.union(frozen))
-    found = _in_pieces(reading, sizes, given, frozen) if sizes[TENSOR] > 1 and reading.kept is None else None
+    may_cut = gathers and sizes[TENSOR] > 1 and reading.kept is None
+    found = _in_pieces(reading, sizes, given, frozen) if may_cut else None
     if found is not None and found[2] < computed(reading, layouts, sizes) + _sent(collectives, sizes):
         layouts, collectives, _ = found
     rows = tuple(
@@ -162,7 +165,7 @@ def _in_pieces(
 
 def _paths(path: str, apart: InPieces) -> list[str]:
     """Those of the pieces of a parameter."""
-    return [f"{path}/{i}" for i in range(len(apart.cuts[path].sizes))] if path in apart.cuts else []
+    return [f"{path}/{i}".lstrip("/") for i in range(len(apart.cuts[path].sizes))] if path in apart.cuts else []
 
 
 def _sent(collectives: Sequence[Collective], sizes: Mapping[str, int]) -> int:

@@ -98,7 +98,7 @@ def split_as(plan: Plan, mesh: Mesh) -> Iterator[None]:
         row.path: TensorSplit(mesh, dim)
         for row in plan.rows
         for dim, axes in enumerate(row.gathered)
-        if axes in (TENSOR, (TENSOR,)) and ways > 1 and row.shape[dim] % ways == 0
+        if axes in (TENSOR, (TENSOR,)) and ways > 1 and row.shape[dim] % ways == 0 and row.usage.cut is None
     }
     token, outer = _SPLITS.set(found), _MESH.set(mesh)
     try:

@@ -40,11 +40,12 @@ def in_shards(
     given, pieces, whole = iter(layouts), list[Layout](), list[Layout]()
     for parameter in reading.parameters:
         cut = apart.cuts.get(parameter.path)
-        lives = None if cut is None else shards(parameter, cut, sizes)
-        if cut is None or lives is None:
+        if cut is None:
             pieces.append(next(given))
             whole.append(pieces[-1])
         else:
+            lives = shards(parameter, cut, sizes)
+            assert lives is not None
             own = tuple(next(given) for _ in cut.sizes)
             split = {dim for piece in own for dim, axes in enumerate(piece.gathered) if TENSOR in axes}
             if all(lives[dim] for dim in split):  # as blocks along the dim that they live along: nothing is exchanged
@@ -56,7 +57,7 @@ def in_shards(
 
 
 def shards(parameter: Parameter, cut: Partition, sizes: Mapping[str, int]) -> DimShardings | None:
-    """Where a weight lives so that its pieces are shards, too: split along another dim, if it is not small.
+    """Where a weight lives so that its pieces are shards, too: split along another dim; a small one if that divides.
 
     Args:
         parameter: the weight.

@@ -117,7 +117,8 @@ def exchanged(
         sizes: of the mesh axes.
 
     Returns:
-        Both before it has one dim more; None where no other dim divides.
+        Both before it has one dim more; None where no other dim divides. One that `tensor` splits along another dim
+        where it lives, as a piece of a weight, is told apart there.
 
     Example:
         >>> exchanged((("fsdp",), ("tensor",)), 1, (64, 192), {"fsdp": 2, "tensor": 4})
@@ -125,6 +126,9 @@ def exchanged(
         >>> exchanged((("tensor", "fsdp"), ()), 0, (192, 64), {"fsdp": 2, "tensor": 4})
         (((), ('fsdp', 'tensor')), (('tensor',), ('fsdp',)))
     """
+    if any(TENSOR in axes for place, axes in enumerate(lives) if place != dim):
+        without = [tuple(axis for axis in axes if axis != TENSOR) for axes in lives]
+        return tuple(lives), tuple((*axes, TENSOR) if place == dim else axes for place, axes in enumerate(without))
     others = tuple(axis for axis in lives[dim] if axis != TENSOR)
     for place in reversed(range(len(shape))):
         own = (*lives[place], *others)

@@ -8,13 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from redco_cli.sharding.axes import factors
+from redco_cli.sharding.axes import Dim, factors
+from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.pieces.arrays import pieces_of
 from redco_cli.sharding.pieces.rules import of_pieces
 from redco_cli.sharding.plan import Partition
-from redco_cli.sharding.program.reading import Reading, Traced, read_traced
+from redco_cli.sharding.program.reading import Reading, read_traced
 
 _MOST = 8
 """Pieces of a weight: of more, each product is small beside what it takes to begin it."""
@@ -50,8 +52,7 @@ def read_in_pieces(reading: Reading, may: Callable[[Parameter, Partition], bool]
         >>> found.cuts, [parameter.path for parameter in found.reading.parameters]
         ({'w': Partition(dim=0, sizes=(8, 8))}, ['w/0', 'w/1'])
     """
-    found = ((i, one, _cut(one, reading)) for i, one in enumerate(reading.parameters))
-    cuts = {i: cut for i, one, cut in found if cut is not None and may(one, cut)}
+    cuts = {i: cut for i, cut in _cuts(reading).items() if may(reading.parameters[i], cut)}
     key = read_in_pieces, tuple(cuts.items())
     if key not in reading.memo:
         reading.memo[key] = _read(reading, cuts)
@@ -61,33 +62,69 @@ def read_in_pieces(reading: Reading, may: Callable[[Parameter, Partition], bool]
 
 def _read(reading: Reading, cuts: Mapping[int, Partition]) -> InPieces | None:
     """The same of some cuts, without those of weights that are used whole somewhere, too."""
-    while cuts:
-        closed, uncut = of_pieces(reading.traced.closed, cuts)
+    traced, paths = reading.traced, [parameter.path for parameter in reading.parameters]
+    first, alike = len(jax.tree.leaves((traced.params, traced.batch))), _copies(reading)
+    every = dict(cuts) | {first + i: cuts[own] for i, own in alike.items() if own in cuts}
+    while any(i < len(paths) for i in every):
+        closed, uncut = of_pieces(traced.closed, every)
         if not uncut:
-            found = read_traced(reading.traced._replace(closed=closed, params=_apart(reading.traced, cuts)))
-            return InPieces(found, {reading.parameters[i].path: cut for i, cut in cuts.items()})
-        cuts = {i: cut for i, cut in cuts.items() if i not in uncut}
+            params, others = _apart(traced.params, every, 0), _apart(traced.others, every, first)
+            found = read_traced(traced._replace(closed=closed, params=params, others=others))
+            return InPieces(found, {path: every[i] for i, path in enumerate(paths) if i in every})
+        every = {i: cut for i, cut in every.items() if uncut.isdisjoint((i, alike.get(i - first, i)))}
     return None
 
 
-def _cut(parameter: Parameter, reading: Reading) -> Partition | None:
-    """Where products of a weight are taken apart, or what it is multiplied with is joined."""
-    matmuls = reading.matmuls.get(parameter.path, ())
-    used = {factors(dim) for matmul in matmuls for dim in (*matmul.contracted, *matmul.produced)}
-    for place, dim in enumerate(parameter.dims):
-        if dim not in reading.cuts or dim not in used or any(axis.layer or axis.whole for axis in dim):
-            continue
-        if not reading.within_heads.issuperset(dim):
-            ends = sorted(reading.cuts[dim] | {0, parameter.shape[place]})
-            sizes = tuple(end - start for start, end in pairwise(ends))
-            is_even = len(dim) > 1 and len(set(sizes)) == 1  # and is told apart by `decide.projections`
-            if 1 < len(sizes) <= _MOST and not is_even:
-                return Partition(place, sizes)
-    return None
+def _copies(reading: Reading) -> dict[int, int]:
+    """Arrays that are another copy of a parameter, such as a teacher's, and are used as it is; see `used_alike`."""
+    others = jax.tree.leaves(reading.traced.others)
+    pairs = enumerate(zip(others, owners(reading.traced.others, reading.traced.params), strict=True))
+    return {
+        i: own.parameter
+        for i, (leaf, own) in pairs
+        if own is not None and reading.parameters[own.parameter].shape == tuple(leaf.shape)
+    }
 
 
-def _apart(traced: Traced, cuts: Mapping[int, Partition]) -> Any:
-    """Shapes of the parameters, a tuple for each that is in pieces."""
-    leaves, tree = jax.tree.flatten(traced.params)
-    apart = [pieces_of(leaf, cuts[i]) if i in cuts else leaf for i, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(tree, apart)
+def _cuts(reading: Reading) -> dict[int, Partition]:
+    """Of weights that make what is taken apart or multiply what is joined, and of those that share such a dim."""
+    made, summed = (
+        {
+            path: {factors(dim) for matmul in matmuls for dim in getattr(matmul, dims)}
+            for path, matmuls in reading.matmuls.items()
+        }
+        for dims in ("produced", "contracted")
+    )
+
+    def cut(parameter: Parameter, dims: Callable[[str], set[Dim]]) -> Partition | None:
+        is_float = jnp.issubdtype(parameter.dtype, jnp.floating)
+        own = dims(parameter.path) if parameter.path in reading.matmuls and is_float else ()
+        places = (place for place, dim in enumerate(parameter.dims) if dim in own)
+        return next(filter(None, (_pieces(parameter, place, reading) for place in places)), None)
+
+    found = {
+        i: first
+        for i, one in enumerate(reading.parameters)
+        if (first := cut(one, lambda path: made[path] & set(reading.cuts) | summed[path] & set(reading.joined)))
+    }
+    taken = {reading.parameters[i].dims[one.dim] for i, one in found.items()}
+    others = (i for i in range(len(reading.parameters)) if i not in found)
+    along = {i: cut(reading.parameters[i], lambda path: (made[path] | summed[path]) & taken) for i in others}
+    return found | {i: one for i, one in along.items() if one is not None}
+
+
+def _pieces(parameter: Parameter, place: int, reading: Reading) -> Partition | None:
+    dim = parameter.dims[place]
+    if any(axis.layer or axis.whole for axis in dim) or reading.within_heads.issuperset(dim):
+        return None
+    ends = {0, parameter.shape[place], *reading.cuts.get(dim, ()), *reading.joined.get(dim, ())}
+    sizes = tuple(end - start for start, end in pairwise(sorted(ends)))
+    is_even = len(dim) > 1 and len(set(sizes)) == 1  # and is told apart by `decide.projections`
+    return Partition(place, sizes) if 1 < len(sizes) <= _MOST and not is_even else None
+
+
+def _apart(tree: Any, cuts: Mapping[int, Partition], first: int) -> Any:
+    """Shapes of arrays, of which `first` is the number of the first, a tuple for each that is in pieces."""
+    leaves, structure = jax.tree.flatten(tree)
+    apart = [pieces_of(leaf, cuts[i]) if i in cuts else leaf for i, leaf in enumerate(leaves, first)]
+    return jax.tree.unflatten(structure, apart)

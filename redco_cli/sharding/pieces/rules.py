@@ -159,15 +159,15 @@ def _on_pieces(equation: Any, operands: Sequence[Any]) -> list[Any] | None:
     x = next(x for x in operands if isinstance(x, Pieces))
     if name in _OF_EACH and len(equation.outvars) == 1:
         return _of_each(equation, operands, x.cut)
-    if name == "split" and params["axis"] == x.dim:
+    if name == "split" and params["axis"] == x.dim and all(params["sizes"]):
         return _grouped(x, [int(size) for size in params["sizes"]])
     if name == "slice" and params["strides"] is None:
-        start, end, size = params["start_indices"][x.dim], params["limit_indices"][x.dim], sum(x.cut.sizes)
-        shape = (*x.arrays[0].shape[: x.dim], size, *x.arrays[0].shape[x.dim + 1 :])
-        others = [
-            i for i, one in enumerate(shape) if (0, one) != (params["start_indices"][i], params["limit_indices"][i])
-        ]
-        found = _grouped(x, [start, end - start, size - end]) if others == [x.dim] else None
+        ends = zip(params["start_indices"], params["limit_indices"], equation.invars[0].aval.shape, strict=True)
+        cut = {dim: one for dim, one in enumerate(ends) if one[:2] != (0, one[2])}
+        if set(cut) != {x.dim}:
+            return None
+        start, end, size = cut[x.dim]
+        found = _grouped(x, [start, end - start, size - end]) if end > start else None
         return None if found is None else found[1:2]
     if name in _REDUCED and x.dim not in params["axes"] and params.get("out_sharding") is None:
         return [Pieces(each([equation] * len(x.arrays), x.arrays), x.dim - sum(i < x.dim for i in params["axes"]))]
@@ -186,15 +186,15 @@ def _of_each(equation: Any, operands: Sequence[Any], cut: Partition) -> list[Any
             if x.cut != cut:
                 return None
             columns.append(x.arrays)
-        elif jnp.ndim(x):
+        elif jnp.ndim(x) and x.shape[cut.dim] > 1:
             columns.append(tuple(jax.lax.split(x, cut.sizes, cut.dim)))
-        else:
+        else:  # the same for all
             columns.append((x,) * len(cut.sizes))
     return [Pieces(tuple(bind(equation, row)[0] for row in zip(*columns, strict=True)), cut.dim)]
 
 
 def _grouped(x: Pieces, sizes: Sequence[int]) -> list[Any] | None:
-    """Contiguous parts of an array, each of some of its pieces; None where one begins within a piece."""
+    """Contiguous parts of an array, each of some of its pieces, or None; None where one begins within a piece."""
     left, found = list(x.arrays), list[Any]()
     for size in sizes:
         own = list[Any]()
@@ -202,5 +202,5 @@ def _grouped(x: Pieces, sizes: Sequence[int]) -> list[Any] | None:
             own.append(left.pop(0))
         if sum(one.shape[x.dim] for one in own) != size:
             return None
-        found.append(own[0] if len(own) == 1 else Pieces(tuple(own), x.dim))
+        found.append(own[0] if len(own) == 1 else Pieces(tuple(own), x.dim) if own else None)
     return found

@@ -140,7 +140,7 @@ Moved = list[tuple[tuple[str, str, str], int]]
 
 def _exchanged(size: int, parameter: Parameter, layout: Layout, sizes: Mapping[str, int], *, is_frozen: bool) -> Moved:
     """Exchanging projections that are several in one parameter of so many bytes, over `tensor` there and back."""
-    if layout.parts == 1:
+    if layout.parts == 1 or _is_exchanged(layout):
         return []
     shard, what = size // layout.ways(sizes), (PARAMETERS,) if is_frozen else (PARAMETERS, GRADIENTS)
     place = next(place for place, used in enumerate(layout.gathered) if TENSOR in used)

@@ -19,7 +19,7 @@ def _concatenate(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
     dims = list(operands[0].dims)
     dims[place] = fresh(aval.shape[place])
     result = combined(operands, dims)
-    walk.cuts.append((dims[place], _ends(walk, operands, equation.invars, place)))
+    walk.joined[factors(dims[place])] = _ends(walk, operands, equation.invars, place)
     for x, atom in zip(operands, equation.invars, strict=True):
         for i, dim in enumerate(x.dims):
             if i != place:
@@ -31,12 +31,12 @@ def _concatenate(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
 
 def _ends(walk: Walk, operands: Sequence[Value], atoms: Sequence[Any], place: int) -> tuple[int, ...]:
     """Where the pieces of what is joined end, those of what was joined before among them."""
-    known, start, found = {factors(dim): ends for dim, ends in walk.cuts}, 0, list[int]()
+    start, found = 0, list[int]()
     for x, atom in zip(operands, atoms, strict=True):
-        found += [start + end for end in known.get(factors(x.dims[place]), ())]
+        found += [start + end for end in walk.joined.get(factors(x.dims[place]), ())]
         start += atom.aval.shape[place]
         found.append(start)
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 @rule("split")

@@ -46,7 +46,7 @@ def _elementwise(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
                 walk.may_need("all-reduce", repeated, x, aval, "gradient of a repeated array")
         results.append(combined(operands, dims))
     if equation.primitive.name in ("add", "add_any"):
-        walk.adds(operands, results[0])
+        walk.adds(equation, operands, results[0])
     return results
 
 

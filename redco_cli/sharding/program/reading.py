@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +19,7 @@ from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.program import indexing, marks, matrices, primitives, shard_map  # noqa: F401  rules register themselves
 from redco_cli.sharding.program.branches import branch_shares
-from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Use, Value
+from redco_cli.sharding.program.events import GRADIENT, Matmul, PossibleCollective, RowLookup, Use, Value
 from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.walk import Walk
 
@@ -70,7 +70,8 @@ class Reading:
         routes: axes of scores of a few experts, of which the best are picked.
         unknown: what the walk did not understand.
         without_gradient: paths of parameters that the results do not depend on but through a `stop_gradient`, say.
-        cuts: dims that are taken apart, or joined, in pieces of sizes that differ, and where the pieces end.
+        cuts: dims that are taken apart in pieces of sizes that differ, and where some of them end.
+        joined: dims that are joined, and where what they are joined of ends.
         traced: what was read.
         kept: for parameters that are not kept as the program sees them, a plan for what it sees to one for what is
             kept.
@@ -98,6 +99,7 @@ class Reading:
     unknown: tuple[tuple[str, int], ...]
     without_gradient: frozenset[str]
     cuts: Mapping[Dim, frozenset[int]]
+    joined: Mapping[Dim, frozenset[int]]
     traced: Traced
     kept: Callable[[Any], Any] | None = None
     memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -195,6 +197,7 @@ def read_traced(traced: Traced) -> Reading:
         tuple(sorted(walk.unknown.items())),
         frozenset(path for path, variable in zip(paths, closed.jaxpr.invars, strict=False) if variable in still),
         _by_dim(walk.cuts),
+        _by_dim(walk.joined.items()),
         traced,
     )
 
@@ -203,8 +206,9 @@ def _as_moved(walk: Walk) -> Iterator[PossibleCollective]:
     """What may have to move, where the program says as what."""
     instead = {_axes(summed): dims for summed, dims in walk.moved_as}
     for one in walk.collectives:
-        of = walk.partial.get(id(one.of), one.of)
-        yield replace(one, moved=instead.get(_axes(one.moved), one.moved), of=of)
+        moved = instead.get(_axes(one.moved), one.moved)
+        known = None if one.what.startswith(GRADIENT) else walk.partial.get(id(one.of))
+        yield replace(one, moved=moved, of=one.of if known is None else known[1])
 
 
 def _followers(others: Any, params: Any, known: Sequence[Value]) -> list[Value]:
@@ -237,7 +241,7 @@ def _by_path(events: Sequence[_Event]) -> dict[str, tuple[_Event, ...]]:
     return {name: tuple(same) for name, same in found.items()}
 
 
-def _by_dim(cuts: Sequence[tuple[Dim, tuple[int, ...]]]) -> dict[Dim, frozenset[int]]:
+def _by_dim(cuts: Iterable[tuple[Dim, tuple[int, ...]]]) -> dict[Dim, frozenset[int]]:
     found: dict[Dim, frozenset[int]] = {}
     for dim, ends in cuts:
         found[factors(dim)] = found.get(factors(dim), frozenset()).union(ends)

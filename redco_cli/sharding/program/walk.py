@@ -61,14 +61,15 @@ class Walk:
         ranked: dims along which the largest elements are picked.
         devices: inside a `shard_map`, mesh axis to the dim along it.
         by_hand: factors of weights that a `shard_map` splits.
-        cuts: dims that are taken apart, or joined, in pieces whose sizes differ, and where the pieces end.
+        cuts: dims that are taken apart in pieces whose sizes differ, and where some of these end.
+        joined: dims that are joined, and where what they are joined of ends.
         moved_as: arrays whose sums are moved as another is, by the dims of both; see `marks.summed_as`.
         casts: in what other precision rows are used that are looked up, by their variable.
         shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
         recomputes: inside what the backward pass computes once more.
         again: variables of that which it needs once more, and how often.
         still: variables that no gradient goes back through.
-        partial: by their `id`, what products over split dims make, to the one that they are added up with.
+        partial: by their `id`, what products over split dims make, and the one that each is added up with.
         unknown: primitives that were not understood, and how often they met a gradient.
     """
 
@@ -94,14 +95,16 @@ class Walk:
         self.devices: dict[str, Dim] = {}
         self.by_hand: list[Dim] = []
         self.cuts: list[tuple[Dim, tuple[int, ...]]] = []
+        self.joined: dict[Dim, tuple[int, ...]] = {}
         self.moved_as: list[tuple[tuple[Dim, ...], tuple[Dim, ...]]] = []
         self.recomputes = False
         self.again: Counter[Any] = Counter()
         self.unknown: Counter[str] = Counter()
-        self.partial: dict[int, Value] = {}
+        self.partial: dict[int, tuple[Value, Value]] = {}
         self._times = 1
         self._passes = 1
         self._goes_back = True
+        self._uses: Counter[Any] = Counter()
 
     def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
         """Walks through a jaxpr.
@@ -124,7 +127,10 @@ class Walk:
 
         known.update(zip(jaxpr.constvars, consts, strict=True))
         known.update(zip(jaxpr.invars, args, strict=True))
-        passes, goes_back = self._passes, self._goes_back
+        outside = self._passes, self._goes_back, self._uses
+        goes_back = self._goes_back
+        self._uses = Counter(atom for one in jaxpr.eqns for atom in one.invars if not isinstance(atom, core.Literal))
+        self._uses.update(atom for atom in (*jaxpr.invars, *jaxpr.outvars) if not isinstance(atom, core.Literal))
         for equation in jaxpr.eqns:
             self._goes_back = goes_back and not self.still.issuperset(equation.outvars)
             self._passes = 1 + max((self.again[variable] for variable in equation.outvars), default=0)
@@ -144,7 +150,7 @@ class Walk:
                 known[variable] = value
                 if len(value.dims) > 1:
                     self.arrays.add(value.dims)
-        self._passes, self._goes_back = passes, goes_back
+        self._passes, self._goes_back, self._uses = outside
         return [read(atom) for atom in jaxpr.outvars]
 
     def closed(self, closed: Any, args: Sequence[Value]) -> list[Value]:
@@ -169,15 +175,14 @@ class Walk:
 
     def may_need_sums(self, contracted: Sequence[Dim], result: Value, aval: Any, what: str) -> None:
         """Notes that splitting what a product sums over leaves partial sums."""
-        self.partial[id(result)] = result
+        self.partial[id(result)] = result, result
         self.may_need("all-reduce", contracted, result, aval, f"partial sums of a {what}", of=result)
 
-    def adds(self, operands: Sequence[Value], result: Value) -> None:
-        """Notes that arrays are added up: where all are partial sums, these are, before they are moved once."""
-        ones = [self.partial.get(id(x)) for x in operands]
-        first = ones[0]
-        if first is not None and None not in ones:
-            self.partial.update(dict.fromkeys((*map(id, operands), id(result)), first))
+    def adds(self, equation: Any, operands: Sequence[Value], result: Value) -> None:
+        """Notes that arrays are added up: where all are partial sums, for nothing else, these are moved as one."""
+        ones = [self.partial[id(x)][1] for x in operands if id(x) in self.partial]
+        if len(ones) == len(operands) and all(self._uses[atom] == 1 for atom in equation.invars):
+            self.partial.update({id(x): (x, ones[0]) for x in (*operands, result)})
 
     @property
     def times(self) -> int:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from redco_cli.sharding import derive
+from redco_cli.sharding import derive, make_plan, read
+from redco_cli.sharding.pieces.reading import read_in_pieces
 from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import Partition
 from redco_cli.sharding.rings import ring_bytes
@@ -69,6 +70,21 @@ def stacked(params, batch):
     return ((norm(x) - batch["y"]) ** 2).mean()
 
 
+def gated(p, x):
+    """Two projections of one size in a piece, and columns beside what is in pieces."""
+    q, k, v, both = jnp.split(norm(x) @ p["in"] * (x[..., :1] + 2), ENDS[:-1], -1)
+    up, gate = jnp.split(both, 2, -1)
+    joined = jnp.concatenate([attend(q, k, v), jax.nn.silu(gate) * up], -1)
+    return x + (joined * x.mean(-1, keepdims=True)) @ p["out"]
+
+
+def empty(p, x):
+    nothing, q, k, v, up, gate = jnp.split(norm(x) @ p["in"], [0, *ENDS], -1)
+    made = (norm(x) @ p["in"])[..., 64:64]
+    x = x + nothing.sum() + made.sum()
+    return x + jnp.concatenate([attend(q, k, v), jax.nn.silu(gate) * up], -1) @ p["out"]
+
+
 def skipped(params, batch):
     """What comes out of some layers joined with what goes into them, twice."""
     x = batch["x"]
@@ -111,6 +127,7 @@ CASES = {
     "split": (layers(parallel), TWO),
     "slices": (layers(by_slices), TWO),
     "transposed": (layers(transposed), TWO),
+    "gated": (layers(gated), TWO),
     "stacked": (stacked, {name: jnp.stack([TWO[one][name] for one in TWO]) for name in LAYER}),
     "skipped": (
         skipped,
@@ -149,6 +166,12 @@ def by_rows_too(params, batch):
     return skipped(params, batch) + (params["c"][batch["ids"]] ** 2).mean()
 
 
+def normed(params, batch):
+    """What needs what is joined whole."""
+    x = jnp.concatenate([jnp.tanh(batch["x"] @ params["a"]) @ params["b"], batch["x"], batch["x"] * 2], -1)
+    return ((jnp.tanh(norm(x) @ params["c"]) @ params["d"] - batch["y"]) ** 2).mean()
+
+
 def recurrent(params, batch):
     """A state joined with what comes in, in each of some steps."""
 
@@ -167,12 +190,19 @@ IDS = BATCH | {"ids": np.arange(B * 2).reshape(B, 2)}
     [
         (decayed, CASES["skipped"][1], BATCH),
         (by_rows_too, CASES["skipped"][1], IDS),
+        (normed, CASES["skipped"][1], BATCH),
         (recurrent, RECURRENT, BATCH),
     ],
 )
 def test_a_weight_that_is_used_whole_somewhere_is_not_taken_apart(loss_fn, params, batch):
     assert not any(row.usage.cut for row in derive(loss_fn, params, batch, MESHES[0]).rows)
     assert attempt(loss_fn, params, batch, derive(loss_fn, params, batch, MESHES[1])).worst < 1e-5
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_parts_without_elements(mesh):
+    loss_fn = layers(empty)
+    assert attempt(loss_fn, TWO, BATCH, derive(loss_fn, TWO, BATCH, mesh)).worst < 1e-5
 
 
 def test_what_the_user_decided_is_not_taken_apart():
@@ -198,6 +228,28 @@ def test_where_pieces_live_and_why():
         "in pieces, used apart: 64: rows: sums over 8 heads, 4 on each device; "
         "256: rows: sums over 256 features, 128 on each device"
     )
+
+
+def taught(params, batch, teacher):
+    """Beside a copy of the parameters that is not trained."""
+    target = CASES["split"][0](teacher["params"], batch)
+    return (CASES["split"][0](params, batch) - target) ** 2
+
+
+def test_what_is_a_copy_of_a_weight_is_taken_apart_as_it_is():
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (CASES["split"][1], BATCH))
+    reading = read(taught, *shapes, {"params": shapes[0]})
+    found = read_in_pieces(reading, lambda *_: True)
+    assert set(found.cuts) == {f"{layer}/{name}" for layer in TWO for name in ("in", "out")}
+    moved = {one.what for one in make_plan(reading, MESHES[0]).collectives}
+    assert "array that is cut into parts" not in moved
+    assert "concatenated array" not in moved
+
+
+def test_no_pieces_without_gathering():
+    reading = read(*CASES["split"], BATCH)
+    assert any(row.usage.cut for row in make_plan(reading, MESHES[0]).rows)
+    assert not any(row.usage.cut for row in make_plan(reading, MESHES[0], gathers=False).rows)
 
 
 def test_no_pieces_without_tensor():
