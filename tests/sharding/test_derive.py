@@ -873,3 +873,24 @@ def test_a_weight_with_one_output_is_no_router():
     params = {"out": f32(256, 1), "up": f32(64, 256)}
     assert reasons(derive(loss, params, f32(16, 64), {"data": 2, "tensor": 4}))["out"].startswith("rows: sums over 256")
     assert "router" not in reasons(derive(loss, params, f32(16, 64), {"data": 2}))["out"]
+
+
+@pytest.mark.parametrize(
+    ("added", "count"),
+    [
+        (lambda x, a, b: a + b, 1),
+        (lambda x, a, b: x + (a + b), 1),
+        (lambda x, a, b: (x + a) + b, 2),
+        (lambda x, a, b: (a + b) * a.mean(), 2),
+        (lambda x, a, b: jnp.tanh(a) + b, 2),
+    ],
+    ids=["two", "two and a stream", "one after the other", "one used once more", "one changed before"],
+)
+def test_partial_sums_that_are_added_before_anything_else_are_moved_once(added, count):
+    def loss(p, batch):
+        x = batch["x"]
+        return jnp.mean(added(x, jnp.tanh(x @ p["a"]) @ p["b"], jnp.tanh(x @ p["c"]) @ p["d"]) ** 2)
+
+    params = shaped({"a": (D, F), "b": (F, D), "c": (D, F), "d": (F, D)})
+    plan = derive(loss, params, {"x": jax.ShapeDtypeStruct((B, L, D), "float32")}, {"tensor": 4})
+    assert sum(one.count for one in plan.collectives if one.what == "partial sums of a matmul") == count

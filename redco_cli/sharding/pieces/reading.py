@@ -119,8 +119,10 @@ def _pieces(parameter: Parameter, place: int, reading: Reading) -> Partition | N
         return None
     ends = {0, parameter.shape[place], *reading.cuts.get(dim, ()), *reading.joined.get(dim, ())}
     sizes = tuple(end - start for start, end in pairwise(sorted(ends)))
-    is_even = len(dim) > 1 and len(set(sizes)) == 1  # and is told apart by `decide.projections`
-    return Partition(place, sizes) if 1 < len(sizes) <= _MOST and not is_even else None
+    each = parameter.shape[place] // dim[0].size
+    are_several = len(dim) > 1 and dim[0].size <= _MOST and all(size % each == 0 for size in sizes)
+    # Several of one size, such as queries and keys beside values, are told apart by `decide.projections`.
+    return Partition(place, sizes) if 1 < len(sizes) <= _MOST and not are_several else None
 
 
 def _apart(tree: Any, cuts: Mapping[int, Partition], first: int) -> Any:
