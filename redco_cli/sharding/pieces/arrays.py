@@ -49,18 +49,14 @@ class Weight:
 
     def viewed(self, equation: Any) -> Any:
         """Seen in another way, with the dim still one of its own."""
-        found = _viewed(equation, self.cut, self._shape)
+        some = self.arrays[0] if isinstance(self.arrays, tuple) else self.arrays
+        found = _viewed(equation, self.cut, some.shape)
         if found is None:
             return bind(equation, [self.array()])[0]
         if equation.primitive.name == "convert_element_type" and not isinstance(self.arrays, tuple):
             return replace(self, arrays=bind(equation, [self.arrays])[0])
         equations, dim = found
         return replace(self, arrays=each(equations, self.pieces().arrays), cut=replace(self.cut, dim=dim))
-
-    @property
-    def _shape(self) -> tuple[int, ...]:
-        some = self.arrays[0] if isinstance(self.arrays, tuple) else self.arrays
-        return (*some.shape[: self.cut.dim], sum(self.cut.sizes), *some.shape[self.cut.dim + 1 :])
 
     def pieces(self) -> Pieces:
         """What it consists of."""
@@ -104,8 +100,7 @@ class Pieces:
 
     def viewed(self, equation: Any) -> Any:
         """Seen in another way; joined where the dim is none of its own then."""
-        shape = (*self.arrays[0].shape[: self.dim], sum(self.cut.sizes), *self.arrays[0].shape[self.dim + 1 :])
-        found = _viewed(equation, self.cut, shape)
+        found = _viewed(equation, self.cut, self.arrays[0].shape)
         return bind(equation, [self.array()])[0] if found is None else Pieces(each(found[0], self.arrays), found[1])
 
 
@@ -116,7 +111,7 @@ def pieces_of(leaf: Any, cut: Partition) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def _viewed(equation: Any, cut: Partition, shape: Sequence[int]) -> tuple[list[Any], int] | None:
-    """A view of each piece, and which dim is theirs then; None where it is none of its own."""
+    """A view of each piece, of an array with such dims in front of `cut`; and which dim is theirs, where it is one."""
     name, params, count = equation.primitive.name, equation.params, len(cut.sizes)
     if name == "convert_element_type":
         return [equation] * count, cut.dim
@@ -127,7 +122,7 @@ def _viewed(equation: Any, cut: Partition, shape: Sequence[int]) -> tuple[list[A
     if name != "reshape" or params["dimensions"] is not None or params.get("sharding") is not None:
         return None
     sizes, before = params["new_sizes"], math.prod(shape[: cut.dim])
-    places = (i for i, size in enumerate(sizes) if size == shape[cut.dim] and math.prod(sizes[:i]) == before)
+    places = (i for i, size in enumerate(sizes) if size == sum(cut.sizes) and math.prod(sizes[:i]) == before)
     place = next(places, None)
     if place is None:
         return None
