@@ -32,6 +32,18 @@ def post_normed(x, own):
     return normed(x + jax.nn.gelu(x @ own["c"]) @ own["d"])
 
 
+def masked(x, own):
+    x = x + checkpoint_name(jnp.tanh(x @ own["a"]) @ own["b"], "mixed")
+    kept = (jnp.arange(L) > 2).astype(x.dtype)
+    return x + kept[:, None] * (jax.nn.gelu(normed(x) @ own["c"]) @ own["d"])
+
+
+def held_back(x, own):
+    made = jnp.tanh(x @ own["a"]) @ own["b"]
+    made, x = jax.lax.optimization_barrier((made, normed(x)))
+    return made + jax.nn.gelu(x @ own["c"]) @ own["d"]
+
+
 OWN = {"a": f32(D, F), "b": f32(F, D), "c": f32(D, F), "d": f32(F, D)}
 
 
@@ -53,6 +65,9 @@ def products_of(jaxpr):
         (layer, POLICIES.everything_saveable, [False] * 4),
         (post_normed, None, [True] * 4),
         (jax.jit(post_normed), None, [True] * 4),
+        (masked, None, [True, True, True, False]),
+        (jax.jit(masked), None, [True, True, True, False]),
+        (held_back, None, [True, False, True, False]),
         (jax.jit(layer), POLICIES.save_only_these_names("mixed"), [True, False, True, False]),
     ],
 )
