@@ -11,7 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 from redco_cli.models.decoder.attention import PROJECTED, Attention
 from redco_cli.models.decoder.cache import KVCache
 from redco_cli.models.decoder.config import DecoderConfig
-from redco_cli.models.decoder.experts import Experts
+from redco_cli.models.decoder.experts.layer import Experts
+from redco_cli.models.decoder.experts.mix import BRANCH
 from redco_cli.models.decoder.layers import Mlp, Norm
 from redco_cli.models.decoder.masks import AttentionContext, LayerTraits
 from redco_cli.models.kernels.choice import Kernel
@@ -86,15 +87,18 @@ def _is_attention(primitive: Any, *_: Any, **params: Any) -> bool:
 
 
 _policies = jax.checkpoint_policies
+_either = _policies.save_from_both_policies
+_branches = _policies.save_only_these_names(BRANCH)
 POLICIES: dict[Remat, Any] = {
-    "dots": _policies.save_from_both_policies(_policies.dots_with_no_batch_dims_saveable, _is_attention),
-    "attention": _is_attention,
+    "dots": _either(_policies.dots_with_no_batch_dims_saveable, _either(_is_attention, _branches)),
+    "attention": _either(_is_attention, _branches),
     "offload": _policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
+        names_which_can_be_saved=[BRANCH],
         names_which_can_be_offloaded=[_TAKEN, PROJECTED],
         offload_src="device",
         offload_dst="pinned_host",
     ),
-    "full": _policies.nothing_saveable,
+    "full": _branches,
 }
-"""By what is recomputed, what is kept; as `jax.checkpoint` takes it."""
+"""By what is recomputed, what is kept; as `jax.checkpoint` takes it. Which branch experts take is kept always: it is
+one number, that devices would have to agree upon again."""

@@ -52,7 +52,7 @@ def summed_as(x: Any, y: Any) -> Any:
     """The same array `x`, marked: partial sums of it, and of its gradient, are moved as large as `y`.
 
     A program says so of what it sums over devices by itself: what it makes of `x` before is linear, and has the shape
-    of `y` in the end.
+    of `y` in the end. What it makes of several arrays with the same `y` is added up before, and moved once.
 
     >>> import jax.numpy as jnp
     >>> from redco_cli.sharding.program.reading import read
@@ -85,7 +85,7 @@ def usual_branch(equation: Any) -> int | None:
 def _jit(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     if equation.params["name"] == _SUMMED_AS:
         summed, like = operands
-        walk.moved_as.append((summed.dims, like.dims))
+        walk.moved_as.append((summed.dims, like))
     return call(walk, equation, operands)
 
 

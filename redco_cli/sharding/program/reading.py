@@ -21,7 +21,7 @@ from redco_cli.sharding.program import indexing, marks, matrices, primitives, sh
 from redco_cli.sharding.program.branches import branch_shares
 from redco_cli.sharding.program.events import GRADIENT, Matmul, PossibleCollective, RowLookup, Use, Value
 from redco_cli.sharding.program.lookups import casts
-from redco_cli.sharding.program.walk import Walk
+from redco_cli.sharding.program.walk import Walk, viewed
 
 _Event = TypeVar("_Event", Matmul, RowLookup, Use)
 
@@ -204,11 +204,13 @@ def read_traced(traced: Traced) -> Reading:
 
 def _as_moved(walk: Walk) -> Iterator[PossibleCollective]:
     """What may have to move, where the program says as what."""
-    instead = {_axes(summed): dims for summed, dims in walk.moved_as}
+    sums = {id(like): viewed(like, like.dims) for _, like in walk.moved_as}
+    instead = {_axes(summed): sums[id(like)] for summed, like in walk.moved_as}
     for one in walk.collectives:
-        moved = instead.get(_axes(one.moved), one.moved)
         known = None if one.what.startswith(GRADIENT) else walk.partial.get(id(one.of))
-        yield replace(one, moved=moved, of=one.of if known is None else known[1])
+        like = instead.get(_axes(one.moved))
+        of = like or (one.of if known is None else known[1])
+        yield replace(one, moved=like.dims if like else one.moved, of=of)
 
 
 def _followers(others: Any, params: Any, known: Sequence[Value]) -> list[Value]:

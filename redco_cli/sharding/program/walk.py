@@ -63,7 +63,7 @@ class Walk:
         by_hand: factors of weights that a `shard_map` splits.
         cuts: dims that are taken apart in pieces whose sizes differ, and where some of these end.
         joined: dims that are joined, and where what they are joined of ends.
-        moved_as: arrays whose sums are moved as another is, by the dims of both; see `marks.summed_as`.
+        moved_as: dims of arrays whose sums are moved as another array is, and that one; see `marks.summed_as`.
         casts: in what other precision rows are used that are looked up, by their variable.
         shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
         recomputes: inside what the backward pass computes once more.
@@ -96,7 +96,7 @@ class Walk:
         self.by_hand: list[Dim] = []
         self.cuts: list[tuple[Dim, tuple[int, ...]]] = []
         self.joined: dict[Dim, tuple[int, ...]] = {}
-        self.moved_as: list[tuple[tuple[Dim, ...], tuple[Dim, ...]]] = []
+        self.moved_as: list[tuple[tuple[Dim, ...], Value]] = []
         self.recomputes = False
         self.again: Counter[Any] = Counter()
         self.unknown: Counter[str] = Counter()

@@ -18,7 +18,9 @@ from redco_cli.models.decoder import attention as decoder_attention
 from redco_cli.models.decoder.cache import empty_cache
 from redco_cli.models.decoder.config import ExpertsConfig
 from redco_cli.models.decoder.decoder import Decoder, squash
-from redco_cli.models.decoder.experts import Kernels, mix, routing
+from redco_cli.models.decoder.experts import mix as experts_mix
+from redco_cli.models.decoder.experts.layer import routing
+from redco_cli.models.decoder.experts.mix import Kernels, mix
 from redco_cli.models.decoder.loss import Head, cross_entropy
 from redco_cli.models.decoder.model import build_decoder
 from redco_cli.models.decoder.positions import alibi_bias, alibi_slopes
@@ -314,9 +316,11 @@ def test_routing_chooses_and_shares():
     np.testing.assert_allclose(shares, [[[0.625, 0.375]]], atol=1e-6)
 
 
+@pytest.mark.parametrize("least", [1, 2**26], ids=["in groups", "at once"])
 @pytest.mark.parametrize("crowd", first([9], 0, 32))
-def test_experts_with_room_compute_what_each_token_by_itself_would(crowd):
+def test_experts_with_room_compute_what_each_token_by_itself_would(monkeypatch, crowd, least):
     """32 tokens, of which some crowd in one expert, 2 of 16 experts each: room for 8, then for 24, then for all."""
+    monkeypatch.setattr(experts_mix, "_LEAST", least)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 32, 8)).astype(np.float32)
     kernels = Kernels(*(rng.normal(size=shape).astype(np.float32) for shape in ((16, 8, 4), (16, 8, 4), (16, 4, 8))))

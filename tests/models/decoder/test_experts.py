@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from redco_cli.models.decoder.experts import mix
+from redco_cli.models.decoder.experts.mix import BRANCH, _groups
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding import derive
@@ -30,6 +32,12 @@ FAMILIES = {
     "gpt_oss": {"intermediate_size": 64, "num_local_experts": 8, "head_dim": 8},  # with biases
     "qwen2_moe": {"intermediate_size": 64, "moe_intermediate_size": 64, "num_experts": 8},  # beside a shared one
 }
+
+
+@pytest.fixture(name="in_groups")
+def computed_in_groups(monkeypatch):
+    """As large experts are."""
+    monkeypatch.setattr(mix, "_LEAST", 1)
 
 
 def step_of(family, router=1.0, adapted=()):
@@ -81,12 +89,14 @@ def foreseen(plan):
         ),
     ],
 )
+@pytest.mark.usefixtures("in_groups")
 def test_experts_split_over_tensor_give_what_one_device_does(family, router):
     _, found = on_tensor(*step_of(family, router))
     assert found.loss < 1e-5  # with a router of zeros all tokens go to the same experts, and branches compute most
     assert max(found.gradients.values()) < 2e-5
 
 
+@pytest.mark.usefixtures("in_groups")
 def test_what_devices_sum_is_a_row_for_each_token_and_not_for_each_place_in_an_expert():
     loss_fn, params, batch = step_of("mixtral")
     plan, found = on_tensor(loss_fn, params, batch)
@@ -96,6 +106,7 @@ def test_what_devices_sum_is_a_row_for_each_token_and_not_for_each_place_in_an_e
     assert summed(apart.moved) - summed(found.moved) >= 2 * (4 - 1) * TOKENS
 
 
+@pytest.mark.usefixtures("in_groups")
 def test_products_that_an_adapter_sums_are_left_to_it():
     plan = derive(*step_of("mixtral"), {"data": 1, "fsdp": 2, "tensor": 4})
     with split_as(plan, device_mesh(plan.mesh)):
@@ -106,5 +117,27 @@ def test_products_that_an_adapter_sums_are_left_to_it():
             assert not sums_itself("layers/experts/down")
             assert sums_itself("layers/experts/up")
     adapted = derive(*step_of("mixtral", adapted=["layers/experts/gate"]), plan.mesh)
-    # Forward, once more where what the experts made is recomputed, and backward.
-    assert foreseen(adapted) - foreseen(plan) == 3 * (4 - 1) * TOKENS
+    # Forward and backward; what the experts made is not computed again.
+    assert foreseen(adapted) - foreseen(plan) == 2 * (4 - 1) * TOKENS
+
+
+@pytest.mark.parametrize(
+    ("count", "width", "sizes"),
+    [
+        *((8, 14336, [2] * 4), (6, 14336, [2] * 3), (3, 14336, [1] * 3), (5, 14336, [5])),
+        *((8, 2048, [4] * 2), (8, 1024, [8]), (8, 64, [8])),  # 128, 64 and 4 MiB
+    ],
+)
+def test_experts_compute_in_equal_groups_of_many_bytes(count, width, sizes):
+    groups = _groups(jax.ShapeDtypeStruct((count, 4096, width), "bfloat16"))
+    assert [group.stop - group.start for group in groups] == sizes
+    assert [expert for group in groups for expert in range(count)[group]] == list(range(count))
+
+
+@pytest.mark.parametrize("remat", ["full", "dots", "attention", "offload"])
+def test_devices_agree_upon_a_branch_once(remat):
+    model = resolve_model(ModelSection(config={"model_type": "mixtral", **SIZES, **FAMILIES["mixtral"]}), where=str)
+    module = model.module.clone(remat=remat)
+    ids = np.zeros((2, LENGTH), np.int32)
+    step = jax.make_jaxpr(jax.grad(lambda params: module.apply({"params": params}, ids).sum()))(model.abstract)
+    assert str(step).count(f"name={BRANCH}") == 1  # forward; backward it is what was kept
