@@ -39,6 +39,7 @@ SOURCES = (
     *(
         "sharding/gather/gathering.py",
         "sharding/gather/sharded.py",
+        "sharding/gather/all_gather.py",
         "sharding/gather/by_rows.py",
         "sharding/gather/fused.py",
         "sharding/gather/convolutions.py",

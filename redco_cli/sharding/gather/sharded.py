@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
+from redco_cli.sharding.gather.all_gather import all_gather
 from redco_cli.sharding.gather.torus import scatter_sum
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.rewrite import bind
@@ -98,11 +99,6 @@ class Sharded:
         is_exchanged = (any(lives) and any(used) and lives != used) or any(self._lacks(self.gathered))
         return scattered(self.gathered, self.spec, ndim) if is_exchanged else self.spec
 
-    @property
-    def _stages(self) -> tuple[PartitionSpec, ...]:
-        """Where it is one after the other on its way from where it lives to where it is used."""
-        return (self.gathered,) if self._even == self.spec else (self._even, self.gathered)
-
     def _lacks(self, spec: PartitionSpec) -> list[int]:
         """How many entries each dim lacks to divide."""
         pairs = zip(self.value.shape, as_dims(spec, self.value.ndim), strict=True)
@@ -139,9 +135,9 @@ class Sharded:
             if self.is_cast and not self._is_on_tpu:
                 array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, self.spec))
             array = self._padded(array)
-            for spec in self._stages:
-                array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, spec))
-            return self._unpadded(array)
+            if self._even != self.spec:
+                array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, self._even))
+            return self._unpadded(all_gather(array, self.mesh, self._even, self.gathered))
 
         def forward(arrays: Any) -> tuple[Any, None]:
             return value(arrays), None
