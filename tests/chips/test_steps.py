@@ -80,8 +80,8 @@ def moved_beside_products(events, least=1e9):
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [(name, 0.8) for name in ("1", "2", "3", "5", "6", "7", "8", "9", "10", "11", "Mistral", "19")]
-    + [("14", 0.75), ("15 on 2", 0.75), ("Mixtral", 0.4), ("25", 0.4)],  # the last has all-reduces over `tensor`
+    [(name, 0.8) for name in ("1", "2", "3", "5", "6", "7", "8", "9", "10", "11", "Mistral", "Mixtral", "19")]
+    + [("14", 0.75), ("15 on 2", 0.75), ("25", 0.4)],  # the last has all-reduces over `tensor`
 )
 def test_bytes_of_collectives_move_beside_products(name, share):
     sent, beside = moved_beside_products(from_json(KEPT[name]["timeline"]))
