@@ -116,6 +116,7 @@ def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
     assert {(way.workload.remat, way.micro_batch_size) for way in plenty} == {("none", 16)}
 
 
+@pytest.mark.slow
 def test_the_less_memory_the_less_is_kept() -> None:
     """On GPUs, whose attention is one kernel: what recomputes it runs it twice."""
     target, sizes = parse_target("h100:8", "--target"), {"data": 1, "fsdp": 8, "tensor": 1}

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -13,6 +14,11 @@ from tests.sharding.measure import QUICKLY, device_mesh
 
 MESH = {"data": 1, "fsdp": 4, "tensor": 2}
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+def slowly(*values):
+    """Parameters of a test that `make test-all` runs."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def draw(*shape, seed=0):

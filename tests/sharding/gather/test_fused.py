@@ -10,11 +10,11 @@ from jax.ad_checkpoint import checkpoint_name
 
 from redco_cli.sharding import derive
 from redco_cli.sharding.plan import Usage
-from tests.sharding.gather.beside import draw
+from tests.sharding.gather.beside import draw, slowly
 from tests.sharding.trial import attempt
 
 B, L, D, H, P = 16, 64, 64, 8, 8
-MESHES = [(2, 1, 4), (1, 4, 2), (2, 2, 2)]
+MESHES = [(2, 2, 2), *slowly((2, 1, 4), (1, 4, 2))]
 SHAPES = {"qkv": (D, 3 * D), "bias": (3 * D,), "out": (D, D)}
 
 

@@ -9,11 +9,12 @@ from redco_cli.sharding.derive import derive
 from redco_cli.sharding.gather import gathering
 from redco_cli.sharding.gather.neighbours import has_neighbours
 from redco_cli.sharding.program.events import NEIGHBOURS
+from tests.sharding.gather.beside import slowly
 from tests.sharding.trial import attempt
 
 NODES, EDGES, D, F = 64, 384, 32, 128
-MESHES = [{"data": 8}, {"fsdp": 8}, {"data": 2, "tensor": 4}, {"fsdp": 4, "tensor": 2}]
-MESHES += [{"data": 2, "fsdp": 2, "tensor": 2}]
+MESHES = [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}]
+MESHES += slowly({"fsdp": 8}, {"data": 2, "tensor": 4}, {"fsdp": 4, "tensor": 2})
 
 
 def draw(*shape, seed=0):

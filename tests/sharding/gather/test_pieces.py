@@ -13,11 +13,12 @@ from redco_cli.sharding.pieces.reading import read_in_pieces
 from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import Partition
 from redco_cli.sharding.rings import ring_bytes
-from tests.sharding.gather.beside import draw
+from tests.sharding.gather.beside import draw, slowly
 from tests.sharding.trial import attempt
 
 B, L, D, H, N, F = 16, 16, 64, 8, 8, 256
-MESHES = [{"data": 2, "tensor": 4}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2}]
+MESHES = [{"data": 2, "tensor": 4}, {"fsdp": 4, "tensor": 2}]
+EVERY = [{"data": 2, "fsdp": 2, "tensor": 2}, *slowly(*MESHES)]
 WIDTHS = [H * N, N, N, F, F]
 ENDS = [64, 72, 80, 336]
 
@@ -143,7 +144,7 @@ def sent(found):
     return sum(ring_bytes(one.kind, one.bytes, one.devices) * one.count for one in found.moved)
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", EVERY, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_pieces_beside_one_device_and_beside_blocks(name, mesh, monkeypatch):
     (loss_fn, params), batch = CASES[name], IMAGES if name == "images" else BATCH
@@ -199,7 +200,7 @@ def test_a_weight_that_is_used_whole_somewhere_is_not_taken_apart(loss_fn, param
     assert attempt(loss_fn, params, batch, derive(loss_fn, params, batch, MESHES[1])).worst < 1e-5
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", EVERY, ids=str)
 def test_parts_without_elements(mesh):
     loss_fn = layers(empty)
     assert attempt(loss_fn, TWO, BATCH, derive(loss_fn, TWO, BATCH, mesh)).worst < 1e-5

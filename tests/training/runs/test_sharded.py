@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli import run as main_path
 from redco_cli.errors import RedcoError
 from redco_cli.run import predict, train
-from redco_cli.sharding.gather import rows
+from redco_cli.sharding.decide import tables
 from redco_cli.training.records.metrics import read_records
 from redco_cli.training.state import TrainState
 from tests.projects import write_answers, write_classifier
@@ -149,7 +149,7 @@ def test_a_decoder_on_every_mesh_equals_one_device(trained, micro: int) -> None:
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.usefixtures("llama")
 def test_rows_that_move_instead_of_their_table_change_nothing(trained, monkeypatch, tied: bool) -> None:
-    monkeypatch.setattr(rows, "_SMALL", 0)
+    monkeypatch.setattr(tables, "_SMALL", 0)
     settings = ("eval.predict=true", f"model.config.tie_word_embeddings={str(tied).lower()}")
     one = trained("one", *settings)
     predicted = predict("one", output="one.jsonl").read_text()
@@ -260,6 +260,7 @@ IN_PIECES = """
 """
 
 
+@pytest.mark.slow
 def test_weights_that_are_taken_apart_train_save_and_resume_as_whole_ones(project: Path, trained) -> None:
     write_classifier(project, wide=True)
     before, _, after = (project / "plugin.py").read_text().partition("        return nn.Dense(3")
