@@ -67,7 +67,7 @@ def _again(jaxpr: Any, policy: Policy | None, needed: set[Any], still: set[Any])
         elif name in _CONTROL_FLOW:
             for program in core.jaxprs_in_params(equation.params):
                 found |= _again(program, policy, set(program.outvars), set())[0]
-        elif name == _BARRIER:
+        elif name == _BARRIER and not _is_saved(equation, policy):
             found |= results
             operands = [atom for out, atom in zip(equation.outvars, operands, strict=True) if out in results]
         elif results and not _is_saved(equation, policy):

@@ -87,18 +87,18 @@ def _is_attention(primitive: Any, *_: Any, **params: Any) -> bool:
 
 
 _policies = jax.checkpoint_policies
-_either = _policies.save_from_both_policies
-_branches = _policies.save_only_these_names(BRANCH)
+_all_of = _policies.save_from_both_policies
+_keeps_branch = _policies.save_only_these_names(BRANCH)
 POLICIES: dict[Remat, Any] = {
-    "dots": _either(_policies.dots_with_no_batch_dims_saveable, _either(_is_attention, _branches)),
-    "attention": _either(_is_attention, _branches),
+    "dots": _all_of(_policies.dots_with_no_batch_dims_saveable, _all_of(_is_attention, _keeps_branch)),
+    "attention": _all_of(_is_attention, _keeps_branch),
     "offload": _policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[BRANCH],
         names_which_can_be_offloaded=[_TAKEN, PROJECTED],
         offload_src="device",
         offload_dst="pinned_host",
     ),
-    "full": _branches,
+    "full": _keeps_branch,
 }
 """By what is recomputed, what is kept; as `jax.checkpoint` takes it. Which branch experts take is kept always: it is
 one number, that devices would have to agree upon again."""

@@ -8,6 +8,7 @@ put into that order where it sets out, and what arrives is used in it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -27,7 +28,10 @@ def all_gather(x: Any, mesh: Mesh, lives: PartitionSpec, used: PartitionSpec) ->
         used: the same of the result.
     """
     place = _place(x.ndim, lives, used)
-    if not place or mesh.devices.flat[0].platform == "tpu":  # TPUs gather along any dim
+    ways = [math.prod(mesh.shape[axis] for axis in axes) for axes in as_dims(lives, x.ndim)]
+    divides = not any(size % parts for size, parts in zip(x.shape, ways, strict=True))
+    is_on_tpu = mesh.devices.flat[0].platform == "tpu"  # which gathers along any dim; a CPU does what a GPU does
+    if not place or mesh.shape[FSDP] == 1 or not divides or is_on_tpu:
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, used))
 
     def whole(shard: Any) -> Any:

@@ -203,7 +203,7 @@ def read_traced(traced: Traced) -> Reading:
 
 
 def _as_moved(walk: Walk) -> Iterator[PossibleCollective]:
-    """What may have to move, where the program says as what."""
+    """What may have to move, where the program says as what: of one array, which no product makes, for the same."""
     sums = {id(like): viewed(like, like.dims) for _, like in walk.moved_as}
     instead = {_axes(summed): sums[id(like)] for summed, like in walk.moved_as}
     for one in walk.collectives:

@@ -323,16 +323,18 @@ def test_experts_with_room_compute_what_each_token_by_itself_would(monkeypatch, 
     monkeypatch.setattr(experts_mix, "_LEAST", least)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(2, 32, 8)).astype(np.float32)
-    kernels = Kernels(*(rng.normal(size=shape).astype(np.float32) for shape in ((16, 8, 4), (16, 8, 4), (16, 4, 8))))
+    shapes = (16, 8, 4), (16, 8, 4), (16, 4, 8), (16, 4), (16, 4), (16, 8)
+    kernels = Kernels(*(rng.normal(size=shape).astype(np.float32) for shape in shapes))
     first_choice = np.arange(32) % 8
     first_choice[:crowd] = 3
     chosen = np.broadcast_to(np.stack([first_choice, 8 + np.arange(32) % 8], -1), (2, 32, 2))
     shares = rng.uniform(size=(2, 32, 2)).astype(np.float32)
 
     def one_by_one(x, kernels, shares):
-        gate, up, down = (kernel[chosen] for kernel in kernels[:3])
-        inner = jnp.tanh(jnp.einsum("bse,bsnef->bsnf", x, gate)) * jnp.einsum("bse,bsnef->bsnf", x, up)
-        return jnp.einsum("bsnf,bsnfe,bsn->bse", inner, down, shares)
+        gate, up, down, gate_bias, up_bias, down_bias = (kernel[chosen] for kernel in kernels)
+        gate = jnp.einsum("bse,bsnef->bsnf", x, gate) + gate_bias
+        inner = jnp.tanh(gate) * (jnp.einsum("bse,bsnef->bsnf", x, up) + up_bias)
+        return jnp.einsum("bsne,bsn->bse", jnp.einsum("bsnf,bsnfe->bsne", inner, down) + down_bias, shares)
 
     def together(x, kernels, shares):
         return mix(x, kernels, shares, jnp.asarray(chosen), lambda gate, up: jnp.tanh(gate) * up)

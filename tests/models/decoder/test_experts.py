@@ -129,7 +129,7 @@ def test_products_that_an_adapter_sums_are_left_to_it():
     ],
 )
 def test_experts_compute_in_equal_groups_of_many_bytes(count, width, sizes):
-    groups = _groups(jax.ShapeDtypeStruct((count, 4096, width), "bfloat16"))
+    groups = _groups(jax.ShapeDtypeStruct((count, 4096, width), "bfloat16"), 1)
     assert [group.stop - group.start for group in groups] == sizes
     assert [expert for group in groups for expert in range(count)[group]] == list(range(count))
 

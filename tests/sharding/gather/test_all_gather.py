@@ -23,18 +23,19 @@ LAYERS, EXPERTS, D, F, ROWS = 3, 3, 64, 48, 16
     [
         (P(None, "fsdp"), P(), 1),
         (P(None, "fsdp", "tensor"), P(None, None, "tensor"), 1),
-        (P("tensor", None, "fsdp"), P("tensor"), 2),
+        (P("tensor", "fsdp"), P("tensor"), 1),
         (P(None, ("tensor", "fsdp")), P(None, "tensor"), 1),
         (P("fsdp", None, "tensor"), P(None, None, "tensor"), None),  # the slowest already
         (P(None, "fsdp", "tensor"), P(), None),  # over two axes: left to XLA
         (P(None, "fsdp"), P("tensor"), None),
         (P(None, "fsdp"), P(None, "fsdp"), None),
+        (P(None, None, "fsdp"), P(), None),  # 34 numbers over 4 devices
     ],
 )
 def test_what_is_put_together_lies_along_the_dim_that_was_split(lives, used, place):
     mesh = device_mesh(MESH)
-    x = np.random.default_rng(0).normal(size=(8, 16, 32)).astype(np.float32)
-    shards = jax.device_put(x, NamedSharding(mesh, lives))
+    x = np.random.default_rng(0).normal(size=(8, 16, 34)).astype(np.float32)
+    shards = jax.device_put(x, NamedSharding(mesh, lives if "fsdp" not in lives[2:] else P()))
     lowered = jax.jit(lambda x: all_gather(x, mesh, lives, used)).lower(shards)
     found = lowered.compile()(shards)
     assert found.sharding.is_equivalent_to(NamedSharding(mesh, used), x.ndim)

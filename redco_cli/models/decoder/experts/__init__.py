@@ -7,9 +7,9 @@ nothing. What is usual stands outside of any branch, where compilers move weight
 themselves, so that a batch that is split over devices stays where it is. `jax.lax.ragged_dot` does the same work with
 any distribution on TPU, and elsewhere takes X copies of the tokens.
 
-Experts compute in a few groups, one after the other. Where weights are split over devices, those of one group are
-gathered beside the products of another, and so are gradients scattered; and only one group at a time has what its
-tokens are between the projections, which the backward pass computes again.
+Large experts compute in up to four groups. Where weights are split over devices, compilers gather those of one group
+beside the products of another, and scatter gradients so. The backward pass computes again, group by group, what tokens
+are between the projections.
 
 What an expert makes of a token is weighted before the last projection: then nobody needs the result of that for the
 gradient of the shares, and the backward pass does not compute it again.

@@ -30,10 +30,10 @@ None where it is not for the experts to do."""
 BRANCH = "branch of experts"
 """Name of the index of the branch that a layer takes, which is kept for the backward pass."""
 _GROUPS = 4
-"""At most so many groups of experts compute one after the other."""
+"""At most so many groups of experts compute by themselves."""
 _LEAST = 2**26
-"""Bytes of a projection in one group. Compilers for TPUs make sums of gathers of little, twice the bytes: on v6e:8x8 of
-16 MiB, and not of 64."""
+"""Bytes of a projection in one group, as it is used on one device. Compilers for TPUs make sums of gathers of little,
+twice the bytes: on v6e:8x8 of 16 MiB, and not of 64."""
 _ROOM = (2.0, 6.0)
 """Even shares that an expert has room for, in the usual case and before it computes all tokens."""
 
@@ -100,9 +100,9 @@ def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, gating: Gating
     if not rooms:
         return jax.checkpoint(rest)(x, kernels, shares, chosen, place)
     usual = jax.checkpoint(steps[0])(x, kernels, shares, chosen, place)
-    # No weight or gradient is on its way while devices agree upon a branch and take it, so what is usual comes before;
-    # and after it in the backward pass, where the gradients of both stand in the same place.
-    usual, x, most = jax.lax.optimization_barrier((usual, x, turns[:, -1]))
+    # No weight or gradient is on its way while devices agree upon a branch and take it: what is usual comes before.
+    usual, most = jax.lax.optimization_barrier((usual, turns[:, -1]))
+    usual, x = _turned(usual, x)
     way = checkpoint_name(sum((most.max() > room).astype(jnp.int32) for room in rooms), BRANCH)
 
     @jax.checkpoint
@@ -110,6 +110,15 @@ def mix(x: Array, kernels: Kernels, shares: Array, chosen: Array, gating: Gating
         return jax.lax.switch(usually(way, 0), [_nothing, *map(jax.checkpoint, (*steps[1:], rest))], *given)
 
     return usual + left(way, x, kernels, shares, chosen, place)
+
+
+@jax.custom_vjp
+def _turned(first: Array, x: Array) -> tuple[Array, Array]:
+    """The same arrays. In the backward pass, what made `first` comes after all that has a gradient of `x`."""
+    return first, x
+
+
+_turned.defvjp(lambda *arrays: (arrays, None), lambda _, gradients: jax.lax.optimization_barrier(gradients))
 
 
 def _nothing(x: Array, *_: Any) -> Array:
@@ -145,8 +154,7 @@ def _with_room(
         found = jnp.take_along_axis(made, slots[..., None], axis=1, mode="clip").reshape(*chosen.shape, width)
         return jnp.einsum("bsne,bsn->bse", found, is_mine.astype(x.dtype))
 
-    @partial(jax.checkpoint, static_argnums=0)
-    def made(of: slice, x: Array, weights: Array, kernels: Kernels) -> Array:
+    def of_group(of: slice, x: Array, weights: Array, kernels: Kernels) -> Array:
         own = jax.tree.map(lambda one: one[of], kernels)
         computed = partial(_computed, gating=gating, summing=summing)
         if not isinstance(summing, TensorSplit):
@@ -154,10 +162,12 @@ def _with_room(
         each = jax.vmap(computed, (1, None, 1, 0), 1)
         return each(x, source[:, of], weights[:, :, of], _cut(own, summing))
 
+    groups = _groups(kernels.gate, summing.ways if isinstance(summing, TensorSplit) else 1)
+    made = [jax.checkpoint(partial(of_group, of)) for of in groups]
     if not isinstance(summing, TensorSplit):
-        return picked(jnp.concatenate([made(of, x, weights, kernels) for of in _groups(kernels.gate)], axis=1))
+        return picked(jnp.concatenate([one(x, weights, kernels) for one in made], axis=1))
     x_each, weights_each = summing.repeated(x, 1), summing.repeated(weights, 1)
-    parts = jnp.concatenate([made(of, x_each, weights_each, kernels) for of in _groups(kernels.gate)], axis=2)
+    parts = jnp.concatenate([one(x_each, weights_each, kernels) for one in made], axis=2)
     return summing.summed(jax.vmap(picked, 1, 1)(parts), 1)
 
 
@@ -177,10 +187,10 @@ def _computed(x: Array, source: Array, weights: Array, kernels: Kernels, gating:
     return made if kernels.down_bias is None else made + kernels.down_bias[:, None] * weights
 
 
-def _groups(kernel: Array) -> list[slice]:
-    """Experts of a projection [X, E, F] in as many equal groups as there can be."""
+def _groups(kernel: Array, ways: int) -> list[slice]:
+    """Experts of a projection [X, E, F], split over so many devices, in as many equal groups as there can be."""
     count = kernel.shape[0]
-    most = max(1, min(_GROUPS, kernel.size * kernel.dtype.itemsize // _LEAST))
+    most = max(1, min(_GROUPS, kernel.size * kernel.dtype.itemsize // (ways * _LEAST)))
     size = next(size for size in range(math.ceil(count / most), count + 1) if count % size == 0)
     return [slice(first, first + size) for first in range(0, count, size)]
 
