@@ -15,8 +15,9 @@ from redco_cli.examples import stages_of
 from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement, place, read_loss, read_nothing
 from redco_cli.planning.devices import devices_here
-from redco_cli.planning.options import Option, options
-from redco_cli.planning.targets.fastest import fastest_here, own_target
+from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options.search import options
+from redco_cli.planning.targets.fastest import CANDIDATES, fastest_here, own_target
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.peers.multihost import process_allgather
@@ -45,8 +46,10 @@ def choose_placement(job: Job) -> tuple[Job, Placement]:
         return job, recipe_placement(job, read_loss)
     section = job.recipe.mesh
     sizes = None if section == "auto" else section.model_dump()
-    ways = options(job_workload(job), devices_here(_count(sizes), memory), sizes)[0]
-    best = fastest_here(ways, memory) if job.recipe.planning == "compile" else ways[0]
+    compiles = job.recipe.planning == "compile"
+    wanted = CANDIDATES if compiles else 1
+    ways, _ = options(job_workload(job), devices_here(_count(sizes), memory), sizes, wanted=wanted)
+    best = fastest_here(ways, memory) if compiles else ways[0]
     _tell(job, best, memory)
     mesh = make_mesh(best.plan.mesh, job.where)
     return _with_choices(job, best), Placement(mesh, best.plan, best.reshard_after_forward)

@@ -18,7 +18,8 @@ from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.compare import compare
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options import Option, options
+from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options.search import options
 from redco_cli.planning.picture.svg import write_picture
 from redco_cli.planning.remedies import does_fit, remedies_for
 from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
@@ -77,7 +78,7 @@ def inspect(
         given = (devices, hosts, device_memory)
         machine = _machine(*given, sizes, place, bool(compile_it)) if chips is None else _targeted(chips, *given)
         _check_count(sizes, machine.count, place)
-        ways, _ = options(workload, machine, sizes)
+        ways, _ = options(workload, machine, sizes, wanted=RUNNERS_UP + 1)
         asked = {"model": model, "batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
         tried = try_for(chips, ways, asked, machine.memory) if workload.compares and sizes is None else []
         ways = in_front(tried, ways)
@@ -99,7 +100,7 @@ def inspect(
         device_memory=machine.memory,
         runners_up=[_choice(way, _compared(way, best, machine)) for way in ways[1 : len(tried) or RUNNERS_UP + 1]],
         fits=fits,
-        remedies=_remedies(chips, workload, ways, machine) if fits is False else (),
+        remedies=_remedies(chips, workload, best, machine, sizes) if fits is False else (),
         compiled=outcome[0],
         speed=speed,
         state=followers(best.workload.abstract.state, best.plan, best.workload.abstract.params),
@@ -120,9 +121,11 @@ def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any], how
     return (compile_step(best), None) if target is None else compile_for(target, best, asked, cycles=how == "cycles")
 
 
-def _remedies(target: Target | None, workload: Workload, ways: Sequence[Option], machine: Devices) -> list[str]:
+def _remedies(
+    target: Target | None, workload: Workload, best: Option, machine: Devices, sizes: Mapping[str, int] | None
+) -> list[str]:
     with targeting(target):
-        return remedies_for(workload, ways, machine)
+        return remedies_for(workload, best, machine, sizes)
 
 
 def _timed(
@@ -286,11 +289,8 @@ def _why(
         return f"no configuration fits; this one needs least memory{again}"
     if compiled:
         return f"the fastest of {compiled} that were compiled and fit, by a walk over their programs; {moved}{again}"
-    fitting = sum(way.fits(machine.memory) for way in ways)
-    if fitting == 1:
-        return f"the only configuration{'' if machine.memory is None else ' that fits'}; {moved}{again}"
-    of_those = f"the {fitting} configurations that fit" if machine.memory is not None else f"{fitting} configurations"
-    return f"the fastest of {of_those}, by estimate; {moved}{again}"
+    only, fits = sum(way.fits(machine.memory) for way in ways) == 1, "" if machine.memory is None else " that fits"
+    return f"the {'only' if only else 'fastest'} configuration{fits}{'' if only else ', by estimate'}; {moved}{again}"
 
 
 def _compared(way: Option, best: Option, machine: Devices) -> str:

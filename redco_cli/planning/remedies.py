@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options import Option, options
+from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options.search import options
 from redco_cli.planning.report import Compiled
 from redco_cli.planning.workload import Workload
 
 _ROOMY = 7 / 8
-"""Of the memory, at most, where a way that needs all of it by plan did not fit."""
+"""Of the memory, and of what a way needs by plan that did not fit, at most."""
 
 
 def does_fit(planned: int, compiled: Compiled | None, limit: int | None) -> bool | None:
@@ -28,18 +29,22 @@ def does_fit(planned: int, compiled: Compiled | None, limit: int | None) -> bool
     return compiled.too_large is None and (compiled.memory or planned) <= limit
 
 
-def remedies_for(workload: Workload, ways: Sequence[Option], machine: Devices) -> list[str]:
+def remedies_for(
+    workload: Workload, best: Option, machine: Devices, sizes: Mapping[str, int] | None = None
+) -> list[str]:
     """What would make a workload fit, with what it would need then.
 
     Args:
         workload: what does not fit.
-        ways: to run it, the best first: it does not fit by plan, or as compiled.
+        best: of the ways to run it; it does not fit by plan, or as compiled.
         machine: the devices, whose memory is known.
+        sizes: of the mesh, where it is decided.
     """
-    best, found = ways[0], []
+    found = []
     assert machine.memory is not None
-    roomy = next((way for way in ways[1:] if way.memory.total <= _ROOMY * machine.memory), None)
-    if roomy is not None:
+    room = int(_ROOMY * min(machine.memory, best.memory.total))
+    roomy = _least(workload, replace(machine, memory=room), sizes) if best.fits(machine.memory) else None
+    if roomy is not None and roomy.fits(room):
         of_mesh = ",".join(f"{axis}={size}" for axis, size in roomy.plan.mesh.items())
         how = f"remat {roomy.workload.remat}, micro-batch {roomy.micro_batch_size}"
         found.append(f"mesh {of_mesh} with {how} needs {format_bytes(roomy.memory.total)} by plan")
@@ -66,6 +71,6 @@ def remedies_for(workload: Workload, ways: Sequence[Option], machine: Devices) -
 def _least(workload: Workload, machine: Devices, sizes: Mapping[str, int] | None) -> Option | None:
     """The best way, if there is any."""
     try:
-        return options(workload, machine, sizes)[0][0]
+        return options(workload, machine, sizes, wanted=1)[0][0]
     except DeviceError:  # these devices cannot share such a batch, or such a model
         return None

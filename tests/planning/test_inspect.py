@@ -8,7 +8,7 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.options import options
+from redco_cli.planning.options.search import options
 from redco_cli.planning.workload import find_workload
 from tests.projects import LLAMA
 
@@ -25,7 +25,7 @@ def test_the_figures_of_a_report_agree() -> None:
     assert (report.fits, report.remedies, report.compiled) == (True, (), None)
     assert len(report.runners_up) == 3
     assert report.chosen.reason == (
-        "the fastest of the 10 configurations that fit, by estimate; "
+        "the fastest configuration that fits, by estimate; "
         "in a step a device moves 0 B between hosts, 455 KiB within its own"
     )
     assert all(choice.reason.startswith("estimated 1.") for choice in report.runners_up)

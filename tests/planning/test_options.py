@@ -9,7 +9,8 @@ import pytest
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.errors import DeviceError
 from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, WAIT, Devices
-from redco_cli.planning.options import Planner, meshes, options
+from redco_cli.planning.options.planner import Planner
+from redco_cli.planning.options.search import meshes, options
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.program.flops import count_products
@@ -114,6 +115,20 @@ def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
     plenty = options(tiny, Devices(8, 1, GiB))[0]
     assert plenty[0].plan.mesh == {"data": 8, "fsdp": 1, "tensor": 1}
     assert {(way.workload.remat, way.micro_batch_size) for way in plenty} == {("none", 16)}
+
+
+@pytest.mark.parametrize("memory", [None, 1000, 650_000, 700_000, GiB])
+def test_the_best_few_are_those_of_all_ways(tiny: Workload, memory: int | None) -> None:
+    """Whatever fits: everything, some of it, or nothing; and fewer ways are estimated for them."""
+    every, refused = options(tiny, Devices(8, 2, memory))
+    few, also_refused = options(tiny, Devices(8, 2, memory), wanted=4)
+    figures = [
+        [(way.plan.mesh, way.workload.remat, way.micro_batch_size, way.seconds, way.memory.total) for way in ways[:4]]
+        for ways in (every, few)
+    ]
+    assert figures[0] == figures[1]
+    assert len(few) < len(every)
+    assert refused == also_refused
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The ways a workload can run on some devices: meshes, remat and micro-batches, each with its memory and its time.
+"""The ways a workload can run on a mesh: micro-batches and what is gathered again, each with its memory and its time.
 
 Time is a roofline, to rank ways and not to promise anything: on n devices, with the matrix products of the traced loss
 and its gradient, recomputed ones among them,
@@ -12,33 +12,26 @@ moves its bytes over the slow link.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 
-from redco_cli.errors import DeviceError, ModelError
-from redco_cli.models.decoder.block import Remat
 from redco_cli.placement import read_program
 from redco_cli.planning.devices import WAIT, Devices
 from redco_cli.planning.workload import Workload
 from redco_cli.plugin.state import Variables
-from redco_cli.runtime.collector import collected_rarely
 from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.derive import make_plan
-from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, TENSOR, Plan
+from redco_cli.sharding.plan import AXES, BATCH_AXES, DATA, FSDP, Collective, Plan
 from redco_cli.sharding.predict.collectives import PER_PASS, in_a_step
 from redco_cli.sharding.predict.memory import StepConfig, StepMemory, TracedLoss, estimate
 from redco_cli.sharding.program.flops import Products
 from redco_cli.sharding.program.reading import Reading
 from redco_cli.sharding.rings import sent_bytes
 from redco_cli.training.state import merge, partition
-
-_LESS_AND_LESS: tuple[tuple[Remat, ...], ...] = (("dots",), ("attention",), ("full", "offload"))
-"""What may be recomputed where memory is short: the later, the less of it is kept."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +65,19 @@ class Option:
     def fits(self, memory: int | None) -> bool:
         """Whether one device has room for it; True where its memory is not known."""
         return memory is None or self.memory.total <= memory
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a step computes and moves, whatever memory it takes: see `Option`; times are in seconds."""
+
+    collectives: tuple[Collective, ...]
+    slow: int
+    fast: int
+    products: Products
+    update_flops: int
+    computing: float
+    moving: float
 
 
 class Planner:
@@ -114,32 +120,51 @@ class Planner:
 
     def option(self, plan: Plan, micro_batch_size: int, *, reshard_after_forward: bool) -> Option:
         """One way, with its figures."""
-        passes = self.workload.passes(micro_batch_size)
-        eager, tpu = self._devices.eager, self._devices.tpu_backend
-        how = {"reshard_after_forward": reshard_after_forward, "copies_state": eager, "tpu_backend": tpu}
-        config = StepConfig(min(passes, 2), cpu_backend=eager, **how)
-        memory = self._memory(plan, micro_batch_size, config)
+        passes, devices = self.workload.passes(micro_batch_size), self._devices
+        how = {"reshard_after_forward": reshard_after_forward, "copies_state": devices.eager}
+        how |= {"cpu_backend": devices.eager, "tpu_backend": devices.tpu_backend}
+        memory = self._memory(plan, micro_batch_size, StepConfig(min(passes, 2), **how))
+        products = self._program(plan.mesh[DATA] * plan.mesh[FSDP]).products
+        work = self._work(plan, micro_batch_size, products, regathers=reshard_after_forward)
+        computing = work.computing
+        if memory.on_host and devices.host_link is not None:
+            computing = max(computing, 2 * passes * memory.on_host / devices.host_link)
+        plan = replace(plan, collectives=work.collectives)
+        figures = memory, work.slow, work.fast, computing + work.moving, work.products, work.update_flops
+        return Option(self.workload, plan, micro_batch_size, reshard_after_forward, *figures)
+
+    def bound(self, plan: Plan, micro_batch_size: int) -> tuple[int, float]:
+        """What no way on a mesh is below: bytes of the state on one device, and seconds of a step.
+
+        Args:
+            plan: on the mesh.
+            micro_batch_size: the largest, which moves least.
+        """
+        program = next(iter(self._programs.values()), None) or self._program(plan.mesh[DATA] * plan.mesh[FSDP])
+        work = self._work(plan, micro_batch_size, program.products, regathers=False)
+        specs, _ = partition(plan.specs, self.workload.frozen)
+        follows = follow(self._opt_state, self._trainable, specs)
+        state = plan.bytes_per_device + bytes_per_device(self._opt_state, follows, plan.mesh)
+        return state, work.computing + work.moving
+
+    def _work(self, plan: Plan, micro_batch_size: int, traced: Products, *, regathers: bool) -> _Work:
+        """What a step computes and moves; `traced` are the products of the batch that is traced."""
+        devices, passes = self._devices, self.workload.passes(micro_batch_size)
         scale = self.workload.global_batch_size / self._size
         specs, _ = partition(plan.specs, self.workload.frozen)
         update = self.workload.update_work(self._trainable, specs, plan.mesh)
-        moved = in_a_step(plan.collectives, passes, scale, regathers=reshard_after_forward, kept=self._kept)
-        moved += update.collectives
-        per_host = max(1, self._devices.count // self._devices.hosts)
+        moved = in_a_step(plan.collectives, passes, scale, regathers=regathers, kept=self._kept) + update.collectives
+        per_host = max(1, devices.count // devices.hosts)
         sent = [sent_bytes(one, plan.mesh) for one in moved]
         slow = sum(sent[i] for i, one in enumerate(moved) if _spans_hosts(one.axis, plan.mesh, per_host))
         fast = sum(sent) - slow
-        traced = self._program(plan.mesh[DATA] * plan.mesh[FSDP]).products
         products = replace(traced * scale, summed=passes * traced.summed)
-        seconds = products.flops / (self._devices.count * self._devices.flops(self.workload.dtype))
-        seconds += update.flops / self._devices.flops("float32")
-        if memory.on_host and self._devices.host_link is not None:
-            seconds = max(seconds, 2 * passes * memory.on_host / self._devices.host_link)
-        fast_link, slow_link = self._devices.links
+        computing = products.flops / (devices.count * devices.flops(self.workload.dtype))
+        computing += update.flops / devices.flops("float32")
+        fast_link, slow_link = devices.links
         waits = sum(one.count for one in moved if one.what not in PER_PASS)
-        seconds += slow / slow_link + fast / fast_link + waits * WAIT
-        plan = replace(plan, collectives=moved)
-        figures = memory, slow, fast, seconds, products, update.flops
-        return Option(self.workload, plan, micro_batch_size, reshard_after_forward, *figures)
+        moving = slow / slow_link + fast / fast_link + waits * WAIT
+        return _Work(moved, slow, fast, products, update.flops, computing, moving)
 
     def _memory(self, plan: Plan, micro_batch_size: int, config: StepConfig) -> StepMemory:
         if (id(plan), config) not in self._traced:
@@ -186,104 +211,6 @@ class Planner:
         return self._programs[key]
 
 
-def meshes(devices: Devices) -> Iterator[dict[str, int]]:
-    """Every mesh over all devices whose tensor axis stays within a host."""
-    per_host = max(1, devices.count // devices.hosts)
-    for tensor in _divisors(devices.count):
-        if tensor <= per_host and per_host % tensor == 0:
-            for fsdp in _divisors(devices.count // tensor):
-                yield dict(zip(AXES, (devices.count // tensor // fsdp, fsdp, tensor), strict=True))
-
-
-@collected_rarely()
-def options(
-    workload: Workload, devices: Devices, sizes: Mapping[str, int] | None = None
-) -> tuple[list[Option], list[str]]:
-    """Ways to run a workload, the best first: what fits, by its estimated time; then the rest, by its memory.
-
-    Args:
-        workload: what runs; what it leaves open is chosen.
-        devices: on what.
-        sizes: of the mesh, where it is decided.
-
-    Returns:
-        The ways, and what keeps other meshes out.
-
-    Raises:
-        DeviceError: no mesh is possible.
-    """
-    given = sizes if sizes is not None else workload.mesh
-    candidates = [dict(given)] if given is not None else list(meshes(devices))
-    found, refused = _all(workload, devices, candidates)
-    if not found:
-        problem = f"no mesh of {devices.count} devices is possible: {refused[0]}"
-        raise DeviceError(workload.where("mesh"), problem, "take another number of devices, or another batch")
-    for recomputed in () if workload.recomputing is None or devices.memory is None else _LESS_AND_LESS:
-        if _is_plain(min(found, key=lambda option: _rank(option, devices.memory)), devices):
-            break
-        found += _recomputing(workload, devices, candidates, recomputed)
-    return sorted(found, key=lambda option: _rank(option, devices.memory)), refused
-
-
-def _recomputing(
-    workload: Workload, devices: Devices, candidates: Sequence[Mapping[str, int]], recomputed: Sequence[Remat]
-) -> list[Option]:
-    """The same where some of what a model can recompute is recomputed."""
-    found: list[Option] = []
-    assert workload.recomputing is not None
-    for remat in recomputed:
-        if remat != "offload" or devices.host_link is not None:
-            with contextlib.suppress(ModelError):  # many classes of transformers cannot recompute
-                found += _all(workload.recomputing(remat), devices, candidates)[0]
-    return found
-
-
-def _all(
-    workload: Workload, devices: Devices, candidates: Sequence[Mapping[str, int]]
-) -> tuple[list[Option], list[str]]:
-    planner = Planner(workload, devices, workload.micro_batch_size or workload.global_batch_size)
-    found: list[Option] = []
-    refused: list[str] = []
-    for sizes in candidates:
-        ways = sizes[DATA] * sizes[FSDP]
-        micro = [workload.micro_batch_size] if workload.micro_batch_size else _divisors(workload.global_batch_size)
-        possible = [size for size in reversed(micro) if size % ways == 0]
-        try:
-            if not possible:
-                problem = f"a batch of {max(micro)} examples cannot be split evenly over {ways} devices"
-                raise DeviceError(workload.where("train.global_batch_size"), problem, f"take a multiple of {ways}")
-            plan = planner.plan(sizes)
-        except DeviceError as error:
-            if len(candidates) == 1:
-                raise
-            refused.append(str(error.problems[0].problem))
-            continue
-        found.append(_best(planner, plan, possible, devices.memory))
-    return found, refused
-
-
-def _best(planner: Planner, plan: Plan, possible: Sequence[int], memory: int | None) -> Option:
-    """The largest micro-batch that fits, gathering parameters again only where that is needed; else the smallest."""
-    option = planner.option(plan, possible[0], reshard_after_forward=False)
-    for size in possible:
-        for reshard in (False, True) if plan.mesh[FSDP] > 1 else (False,):
-            option = planner.option(plan, size, reshard_after_forward=reshard)
-            if option.fits(memory):
-                return option
-    return option
-
-
-def _rank(option: Option, memory: int | None) -> tuple[bool, float]:
-    fits = option.fits(memory)
-    return not fits, option.seconds if fits else float(option.memory.total)
-
-
-def _is_plain(option: Option, devices: Devices) -> bool:
-    """Nothing that recomputing could make better: it fits in one pass without splitting layers."""
-    whole = option.micro_batch_size == option.workload.global_batch_size
-    return option.fits(devices.memory) and whole and option.plan.mesh[TENSOR] == 1 and not option.reshard_after_forward
-
-
 def _spans_hosts(axes: str, mesh: Mapping[str, int], per_host: int) -> bool:
     """Whether devices along one of the axes stand in several hosts."""
     inner = 1
@@ -292,7 +219,3 @@ def _spans_hosts(axes: str, mesh: Mapping[str, int], per_host: int) -> bool:
             return True
         inner *= mesh[axis]
     return False
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
