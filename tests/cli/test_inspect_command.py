@@ -130,6 +130,7 @@ def test_json_is_what_the_schema_says() -> None:
         check({**unknown, "devices": "8"}, schema, schema)
 
 
+@pytest.mark.slow
 def test_text_says_whether_it_fits() -> None:
     lines = done("tiny", *SMALL, "--mesh", "fsdp=4,tensor=2", "--device-memory", "16MiB").splitlines()
     assert lines[0] == "tiny: 116,032 parameters, 453 KiB, on 8 devices"

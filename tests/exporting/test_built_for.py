@@ -79,6 +79,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
 
 
+@pytest.mark.slow
 def test_a_graph_is_trained_and_exported_under_jit(capfd: pytest.CaptureFixture[str]) -> None:
     """The module indexes what it keeps, a numpy array, by what is traced: so does whoever loads it."""
     one = train("recipe.yaml", ["mesh.data=1"])

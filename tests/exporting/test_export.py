@@ -320,6 +320,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_torch_is_never_needed(tmp_path):
     torch_models = {
         "llama": a_decoder("llama", tmp_path / "llama/in", torch.bfloat16)[0],

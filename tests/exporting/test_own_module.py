@@ -205,6 +205,7 @@ def test_a_run_is_loaded_from_anywhere(project: Path, trained: Path, tmp_path: P
     np.testing.assert_array_equal(in_another_process(tmp_path / "there", project / "runs/own"), newest)
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_split_as_planned(project: Path) -> None:
     expected = outputs("runs/own")
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)

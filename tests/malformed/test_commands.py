@@ -52,6 +52,7 @@ def test_init_touches_no_file_that_is_there(folder, name: str) -> None:
     assert error == f"new/{name}: is there already\n  -> choose an empty directory: redco init DIR"
 
 
+@pytest.mark.slow
 def test_an_interruption_while_data_is_prepared(folder) -> None:
     folder.plugin(
         ("    return [{", "    import time\n    open('started', 'w').close()\n    time.sleep(60)\n    return [{")
@@ -110,6 +111,7 @@ def test_nothing_but_redco_speaks_while_a_named_model_is_made(folder) -> None:
     assert (process.returncode, err) == (0, "valid\n")
 
 
+@pytest.mark.slow
 def test_a_warning_is_a_line_of_redco(folder) -> None:
     folder.plugin(("    return Net()", "    import warnings\n    warnings.warn('this model is old')\n    return Net()"))
     process = folder.start("validate", "recipe.yaml")
@@ -117,6 +119,7 @@ def test_a_warning_is_a_line_of_redco(folder) -> None:
     assert err == f"warning: this model is old (UserWarning at {folder.root}/plugin.py:16)\nvalid\n"
 
 
+@pytest.mark.slow
 def test_libraries_do_not_log_the_error_that_redco_explains(folder) -> None:
     folder.write(recipe__yaml=CHAT, train__jsonl='{"text": "hello"}\n{"text": \n')
     out, err = (process := folder.start("validate", "recipe.yaml")).communicate(timeout=200)

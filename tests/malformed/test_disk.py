@@ -44,6 +44,7 @@ def test_full_before_the_first_step(folder) -> None:
     folder.done("train", "recipe.yaml")
 
 
+@pytest.mark.slow
 def test_full_while_metrics_are_written(folder) -> None:
     folder.plugin(plus="def run_fn(run):\n    for i in range(99):\n        run.log({'round': i}), run.save()\n")
     with full_disk(3000):
@@ -62,6 +63,7 @@ def test_full_at_the_first_checkpoint(folder) -> None:
     assert error == f"run/checkpoint-2: {FULL}; complete before it: none{AGAIN}"
 
 
+@pytest.mark.slow
 def test_full_at_a_later_checkpoint(folder) -> None:
     """The checkpoint before is complete, and with space again the same command continues from it."""
     filling = """

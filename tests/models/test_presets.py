@@ -54,7 +54,12 @@ def test_the_names_are_these():
     assert list(preset_names()) == EXPECTED.split()
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
+SLOWLY = ("qwen3-30b-a3b",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOWLY else name for name in TRANSFORMERS]
+)
 def test_the_pytorch_class_has_the_published_size(name):
     config = config_of(name)
     with torch.device("meta"), no_init_weights():

@@ -67,6 +67,7 @@ def test_plenty_of_memory_changes_nothing_but_the_mesh(devices_have, capsys: pyt
     )
 
 
+@pytest.mark.slow
 def test_processes_choose_for_the_least_of_their_memories(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_what_the_recipe_decides_stays(devices_have) -> None:
     assert dict(placement.mesh.shape) == {"data": 2, "fsdp": 4, "tensor": 1}
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_a_whole_is_not_cut(devices_have) -> None:
     whole = Path(shipped_plugins()["instruct"]).read_text() + "\n\nwhole_batch = True\n"
     Path("whole.py").write_text(whole)

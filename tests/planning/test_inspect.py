@@ -57,6 +57,7 @@ def test_what_does_not_fit_has_remedies_with_figures() -> None:
     assert others[0].startswith("train.optimizer: adafactor saves most of ")
 
 
+@pytest.mark.slow
 def test_remedies_do_not_fail_where_more_devices_cannot_share_the_batch() -> None:
     report = inspect(TINY, devices=8, batch_size=1, seq_length=32, device_memory=1000)
     assert report.fits is False

@@ -32,7 +32,7 @@ PAPER = [
     pytest.param("opt-13b", 1024, 8, 32, marks=SLOWLY),
     pytest.param("llama-7b", 1024, 4, 40, marks=SLOWLY),
     pytest.param("gptj-6b", 1024, 4, 40, marks=SLOWLY),
-    ("gpt2-large", 512, 2, 10),
+    pytest.param("gpt2-large", 512, 2, 10, marks=SLOWLY),
     pytest.param("t5-11b", 512, 8, 32, marks=SLOWLY),
     pytest.param("bart-large", 1024, 2, 10, marks=SLOWLY),
 ]
@@ -101,6 +101,7 @@ def test_time_is_computation_and_what_each_link_moves(tiny: Workload) -> None:
         assert way.seconds == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
     ways, _ = options(tiny, Devices(8, 1, 650_000))
     fits = [way.fits(650_000) for way in ways]
@@ -117,7 +118,10 @@ def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
     assert {(way.workload.remat, way.micro_batch_size) for way in plenty} == {("none", 16)}
 
 
-@pytest.mark.parametrize("memory", [None, 1000, 650_000, 700_000, GiB])
+SOME = [None, 650_000, *(pytest.param(memory, marks=SLOWLY) for memory in (1000, 700_000, GiB))]
+
+
+@pytest.mark.parametrize("memory", SOME)
 def test_the_best_few_are_those_of_all_ways(tiny: Workload, memory: int | None) -> None:
     """Whatever fits: everything, some of it, or nothing; and fewer ways are estimated for them."""
     every, refused = options(tiny, Devices(8, 2, memory))

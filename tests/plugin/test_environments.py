@@ -65,6 +65,7 @@ def ones(observation, keys):
     return jnp.ones(len(observation), int)
 
 
+@pytest.mark.slow
 def test_an_episode_is_cut_off_and_the_next_begins():
     rows, seen = play(COUNTER, ones, begun(COUNTER, [0, 1]), 10)
     assert seen["over"][:, 0].tolist() == [False, False, False, True] * 2 + [False, False]

@@ -25,7 +25,7 @@ SMALL = {
     "particles": f"{{{PLAYED}, updates: 2, replay: 64}}",
 }
 """Recipe to the options that make it small: the number of its examples, and the width of its networks."""
-SLOWLY = ("few_shot", "text_to_image", "particles", "pendulum", "private")
+SLOWLY = ("few_shot", "text_to_image", "particles", "pendulum", "private", "cartpole", "distillation", "contrastive")
 """`meta_learning` has the inner loops of `few_shot`, too; the others have tests of their own, which are quicker."""
 MORE = {
     "distillation": ["models.teacher.params=teacher"],

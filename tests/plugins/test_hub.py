@@ -155,6 +155,7 @@ def test_summaries_are_valid() -> None:
     assert shown.endswith("=> <s>the cat sat</s>")
 
 
+@pytest.mark.slow
 def test_captions_are_valid() -> None:
     summary, _ = validate("vit_gpt2", vit_gpt2())
     assert (summary["steps"], summary["examples"]) == (2, {"train": 24, "eval": 11})

@@ -135,6 +135,7 @@ def check_names(sketch, seed):
 seeds = st.integers(0, 2**31)
 
 
+@pytest.mark.slow
 @quickly
 @given(sketches, seeds)
 @example(  # heads and the features between two attentions cost the same

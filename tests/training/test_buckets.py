@@ -93,6 +93,7 @@ def test_a_run_has_the_losses_of_one_without_buckets(project):
         assert all(one["loss"] == pytest.approx(other["loss"], rel=1e-5) for one, other in pairs)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_predictions_are_in_order_and_continue_after_a_kill(monkeypatch):
     """Windows of 16 examples, in which the long prompts come first."""

@@ -102,6 +102,7 @@ def test_a_run_is_continued() -> None:
     assert [record["loss"] for record in recorded("run") if record["kind"] == "train"] == whole
 
 
+@pytest.mark.slow
 def test_what_cannot_hold_them_is_refused() -> None:
     with pytest.raises(RecipeError, match="privacy: complex parameters"):
         train("recipe.yaml", ["privacy={epsilon: 4, delta: 1e-5, clip: 1.0}", "train.max_grad_norm=null"])

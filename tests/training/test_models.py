@@ -312,6 +312,7 @@ def test_one_of_several_modules_is_exported_and_loaded(tiny_project):
         load_model("run")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("distilled")
 def test_a_student_is_loaded_without_its_teacher():
     train("recipe.yaml", [TEACHER, "mesh.data=1", "eval.predict=false", "train.steps=2"])

@@ -106,6 +106,7 @@ def test_a_rate_of_its_own_multiplies_an_update_and_leaves_the_state_its_form(na
         np.testing.assert_array_equal(fast["w"], slow["w"])
 
 
+@pytest.mark.slow
 def test_muon_is_that_of_optax() -> None:
     """Whose iterations are done here, for each matrix to be whole on one device of a mesh."""
     draw = np.random.default_rng(0).normal

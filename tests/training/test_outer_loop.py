@@ -175,6 +175,7 @@ def test_a_boundary_that_is_written_again_keeps_its_metric() -> None:
     assert run("run", *ranked).best == 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_boundary_is_not_evaluated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     run_fn(
@@ -193,6 +194,7 @@ def test_a_boundary_is_not_evaluated_twice(monkeypatch: pytest.MonkeyPatch) -> N
     assert (outcome.best, outcome.step) == (expected.best, expected.step) == (12, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_updates_of_a_loop_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generations of an evolution: evaluated, saved and continued by their number, as steps of `train` are."""
@@ -246,6 +248,7 @@ def test_a_loop_that_comes_no_further_is_told_so_once(body: str, told: str, caps
     assert " ".join(capsys.readouterr().err.split()).count(told) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_logged_value_can_rank() -> None:
     run_fn("[(run.train(steps=4), run.log({'return': -run.step % 7}), run.save()) for _ in range(4)]")

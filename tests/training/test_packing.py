@@ -368,7 +368,7 @@ def streamed(source):
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize(
-    "source", ["files", *(pytest.param(one, marks=pytest.mark.slow) for one in ("state", "no state"))]
+    "source", [pytest.param(one, marks=pytest.mark.slow) for one in ("files", "state", "no state")]
 )
 def test_a_packed_stream_is_continued_exactly(source, capfd):
     """Stopped by a signal in the middle of a window, in the first epoch and in a later one."""

@@ -50,6 +50,7 @@ def holding(directory):
     return [path for path in paths if MARK in path.name or MARK.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_run_uses_its_secret_and_leaves_it_nowhere(project, monkeypatch, capsys):
     train("recipe.yaml")
     resolved = Path("run/recipe.resolved.yaml").read_text().splitlines()

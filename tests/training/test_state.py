@@ -102,6 +102,7 @@ def assert_close(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) ->
         np.testing.assert_allclose(found[name], value, rtol=2e-4, atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("averaged")
 def test_state_follows_every_update():
     train("recipe.yaml", ["checkpoint={every: 1, keep: 99}", "train.steps=6", "eval.at_start=false"])

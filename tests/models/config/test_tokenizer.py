@@ -16,6 +16,7 @@ from tests.models.flax.tiny import CONFIGS, config_for, where
 LLAMA = config_for("llama", "causal_lm", vocab_size=260)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_every_text_comes_back(text):
     tokenizer = ByteTokenizer()

@@ -316,7 +316,7 @@ def test_routing_chooses_and_shares():
     np.testing.assert_allclose(shares, [[[0.625, 0.375]]], atol=1e-6)
 
 
-@pytest.mark.parametrize("least", [1, 2**26], ids=["in groups", "at once"])
+@pytest.mark.parametrize("least", [1, pytest.param(2**26, marks=pytest.mark.slow)], ids=["in groups", "at once"])
 @pytest.mark.parametrize("crowd", first([9], 0, 32))
 def test_experts_with_room_compute_what_each_token_by_itself_would(monkeypatch, crowd, least):
     """32 tokens, of which some crowd in one expert, 2 of 16 experts each: room for 8, then for 24, then for all."""

@@ -96,6 +96,7 @@ def test_experts_split_over_tensor_give_what_one_device_does(family, router):
     assert max(found.gradients.values()) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_groups")
 def test_what_devices_sum_is_a_row_for_each_token_and_not_for_each_place_in_an_expert():
     loss_fn, params, batch = step_of("mixtral")

@@ -36,6 +36,7 @@ def predicted(torch_model, noisy, timestep, states):
     return torch_model(channels_first(noisy), torch.from_numpy(timestep), torch.from_numpy(states)).sample
 
 
+@pytest.mark.slow
 def test_the_u_net_predicts_what_that_of_diffusers_predicts(tmp_path):
     given = latents()
     torch_model = saved(UNET, tmp_path)

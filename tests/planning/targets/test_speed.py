@@ -80,6 +80,7 @@ def test_without_a_target_there_is_neither_speed_nor_price():
         inspect(json.dumps(LLAMA), devices=1, price=2.0, **STEP)
 
 
+@pytest.mark.slow
 def test_another_mesh_is_compared_term_by_term():
     """`--why`: the same step where all that differs is the mesh."""
     asked = {"target": "2*h100:4", **STEP}

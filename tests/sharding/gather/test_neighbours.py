@@ -63,7 +63,7 @@ def parameters():
     return {"first": layer, "second": {name: leaf / 2 for name, leaf in layer.items()}}
 
 
-@pytest.mark.parametrize("gather", [add, largest])
+@pytest.mark.parametrize("gather", [add, pytest.param(largest, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("take", [taken, jitted])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_nodes_move_and_not_what_edges_take_of_them(mesh, take, gather, monkeypatch):

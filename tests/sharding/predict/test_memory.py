@@ -59,7 +59,11 @@ def assert_close(predicted, compiled, within=0.25):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("gpt2", "bert", "t5") else name for name in NAMES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in ("gpt2", "bert", "t5", "scan remat") else name
+        for name in NAMES
+    ],
 )
 def test_one_device(name):
     predicted, compiled = compared(name, SMALL, ONE)

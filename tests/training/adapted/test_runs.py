@@ -97,6 +97,7 @@ def test_a_run_that_is_continued_ends_as_if_it_had_not_stopped(setting):
     assert one == other
 
 
+@pytest.mark.slow
 def test_another_base_is_refused():
     train("recipe.yaml", ["train.steps=3"])
     torch.manual_seed(1)
@@ -130,6 +131,7 @@ def test_what_cannot_be_adapted_is_refused(override, problem):
     assert problem in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_reference_is_the_model_without_its_adapter():
     plugin = """
 from redco_cli.plugin.parts import builtin
@@ -215,6 +217,7 @@ def test_a_base_from_a_run_stays_what_it_was():
         train("recipe.yaml", ["model.params=run", "adapter=null", "output_dir=third"])
 
 
+@pytest.mark.slow
 def test_a_model_of_a_plugin_is_adapted_under_its_names(tiny_project):
     plugin = (tiny_project / "plugin.py").read_text()
     (tiny_project / "plugin.py").write_text(plugin + NAMED)

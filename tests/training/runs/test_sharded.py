@@ -199,6 +199,7 @@ def test_a_frozen_parameter_in_shards_stays_and_has_no_state(trained) -> None:
     assert not [leaf for leaf in jax.tree.leaves(many.state.opt_state) if leaf.shape == frozen.shape]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlp")
 def test_an_override_is_where_a_parameter_lives(trained) -> None:
     one = trained("one", "train.steps=6")

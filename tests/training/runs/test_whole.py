@@ -127,6 +127,7 @@ def test_an_evaluation_that_is_no_number_is_told(project: Path, capfd: pytest.Ca
     assert "step 2: loss of the evaluation: not finite; it ranks no checkpoint" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_newest_and_best_checkpoints_stay() -> None:
     outcome = train(

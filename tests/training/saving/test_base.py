@@ -75,6 +75,7 @@ def test_one_that_is_damaged_or_gone_is_refused(tmp_path):
         read(tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_project")
 def test_random_numbers_are_kept_wherever_the_run_is():
     train("recipe.yaml", [*ADAPTER, "train.steps=2"])

@@ -62,6 +62,7 @@ def killed(step: int, *overrides: str) -> None:
             train("recipe.yaml", overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_an_edited_plugin_is_refused_until_that_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
     """Once: and what was accepted is in checkpoints and records, and in no recipe."""

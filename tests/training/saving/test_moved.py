@@ -29,6 +29,7 @@ def refused(*overrides: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_moved_project_continues_with_the_same_command(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With its data files; and once more elsewhere, from a checkpoint that is two moves old."""
     rows = [{"x": [float(i % 7), *[0.5] * 7], "y": i % 3, "id": i} for i in range(20)]

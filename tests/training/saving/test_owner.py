@@ -123,6 +123,7 @@ def held(directory: str) -> Iterator[None]:
         taken.release()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("whole")
 def test_a_second_run_is_refused_and_the_first_is_as_if_alone(project: Path) -> None:
     """Whatever the first does at that moment; the second is told who it is, and has touched nothing."""

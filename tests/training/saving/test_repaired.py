@@ -59,6 +59,7 @@ def test_an_evaluation_that_failed_is_done_once_the_plugin_is_repaired(project: 
     assert recorded("run") == records
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_an_evaluation_without_the_metric_that_ranks_it_is_done_again_and_recorded_once() -> None:
     settings = ["eval.at_start=false", "eval.every=12"]

@@ -91,6 +91,7 @@ def test_a_run_continues_wherever_it_was_stopped(data: list[str]) -> None:
     assert_same_run("run", "whole")
 
 
+@pytest.mark.slow
 def test_a_stream_of_files_continues_where_it_was_stopped(project: Path) -> None:
     rows = [{"x": [float(i % 7), *[0.5] * 7], "y": i % 3, "id": i} for i in range(EXAMPLES)]
     (project / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -213,6 +214,7 @@ def test_random_keys_follow_from_the_seed_and_the_step() -> None:
     assert len({drawn(0, 5), drawn(0, 6), drawn(1, 5)}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_the_best_evaluation_outlives_the_process() -> None:
     """The best one is at the start, before any step, and no checkpoint has it: none of the later ones replaces it."""
