@@ -15,8 +15,8 @@ from redco_cli.examples import stages_of
 from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement, place, read_loss, read_nothing
 from redco_cli.planning.devices import devices_here
-from redco_cli.planning.options.planner import Option
-from redco_cli.planning.options.search import options
+from redco_cli.planning.options import Option
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.targets.fastest import CANDIDATES, fastest_here, own_target
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh

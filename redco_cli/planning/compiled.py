@@ -17,7 +17,7 @@ from redco_cli.chips.compiler import compile_fitting, compile_with
 from redco_cli.data.batch import PADDING
 from redco_cli.errors import DeviceError
 from redco_cli.placement import Placement
-from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
 from redco_cli.planning.workload import Workload
 from redco_cli.plugin.contract import Batch, Loss

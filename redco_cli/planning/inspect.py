@@ -18,11 +18,11 @@ from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.compare import compare
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.planner import Option
-from redco_cli.planning.options.search import options
+from redco_cli.planning.options import Option
 from redco_cli.planning.picture.svg import write_picture
-from redco_cli.planning.remedies import does_fit, remedies_for
 from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
+from redco_cli.planning.search.remedies import does_fit, remedies_for
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.targets.fastest import Outcome, in_front, try_for
 from redco_cli.planning.targets.speed import Forward, compiled_speed, forward_of, planned_speed

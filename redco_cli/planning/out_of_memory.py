@@ -24,7 +24,7 @@ from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.devices import devices_here
-from redco_cli.planning.options.planner import Option, Planner
+from redco_cli.planning.options import Option, Planner
 from redco_cli.planning.parameter_groups import group_parameters
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import data_shards

@@ -18,7 +18,7 @@ import jax
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.planning.compiled import Way, lower_step
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.planner import Planner
+from redco_cli.planning.options import Planner
 from redco_cli.planning.targets.deviceless import target_mesh
 from redco_cli.planning.workload import recipe_workload
 from redco_cli.sharding.compiled import schedule

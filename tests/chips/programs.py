@@ -17,8 +17,8 @@ import jax
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.models.decoder.block import Remat
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.planner import Option
-from redco_cli.planning.options.search import options
+from redco_cli.planning.options import Option
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.plan import Collective, Plan

@@ -47,8 +47,8 @@ from redco_cli.chips.compiler import Value
 from redco_cli.chips.target import Target, parse_target, targeting
 from redco_cli.models.decoder.block import Remat
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.planner import Option
-from redco_cli.planning.options.search import options
+from redco_cli.planning.options import Option
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.targets.roofline import planned_events
 from redco_cli.planning.targets.speed import forward_of

@@ -4,8 +4,8 @@ import math
 
 from jax.sharding import PartitionSpec
 
-from redco_cli.planning.remedies import does_fit
 from redco_cli.planning.report import Choice, Compiled, Memory, build_report
+from redco_cli.planning.search.remedies import does_fit
 from redco_cli.sharding.plan import Collective, Plan, Row
 
 GiB = 2**30

@@ -8,8 +8,8 @@ import pytest
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.options.search import options
 from redco_cli.planning.report import as_json
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.workload import recipe_workload
 from tests.planning.test_workload import PLUGIN
 from tests.projects import write_answers

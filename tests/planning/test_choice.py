@@ -13,7 +13,7 @@ from redco_cli.job import Job, prepare
 from redco_cli.planning import choice
 from redco_cli.planning.choice import choose_placement
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.search import options
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.workload import job_workload
 from redco_cli.recipe.load import load_recipe
 from redco_cli.recipe.shipped import shipped_plugins

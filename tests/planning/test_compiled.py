@@ -10,7 +10,7 @@ from redco_cli.errors import RedcoError
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.options.search import options
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.workload import find_workload
 from tests.projects import LLAMA
 

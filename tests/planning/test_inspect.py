@@ -8,7 +8,7 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.inspect import inspect
-from redco_cli.planning.options.search import options
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.workload import find_workload
 from tests.projects import LLAMA
 

@@ -9,8 +9,8 @@ import pytest
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.errors import DeviceError
 from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, WAIT, Devices
-from redco_cli.planning.options.planner import Planner
-from redco_cli.planning.options.search import meshes, options
+from redco_cli.planning.options import Planner
+from redco_cli.planning.search.ways import meshes, options
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.predict.collectives import PER_PASS
 from redco_cli.sharding.program.flops import count_products

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redco_cli.planning.parameter_groups import group_parameters
-from redco_cli.planning.remedies import does_fit
 from redco_cli.planning.report import Compiled, as_json, report_schema
+from redco_cli.planning.search.remedies import does_fit
 from tests.planning.plans import (
     COLLECTIVES,
     COMPILED,

@@ -12,7 +12,7 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.models.resolve import resolve_model
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.search import options
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.workload import find_workload, recipe_workload
 from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import ModelSection

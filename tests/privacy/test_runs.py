@@ -11,7 +11,7 @@ import pytest
 from redco_cli.errors import RedcoError
 from redco_cli.planning.compiled import compile_step
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.search import options
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.workload import recipe_workload
 from redco_cli.run import train, validate
 from redco_cli.training.records.metrics import read_records

@@ -28,7 +28,7 @@ from redco_cli.errors import RedcoError
 from redco_cli.models.decoder.block import Remat
 from redco_cli.planning.compiled import Program, Way, lower_step, program_of, read_step
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.planner import Planner
+from redco_cli.planning.options import Planner
 from redco_cli.planning.report import Compiled
 from redco_cli.planning.targets.deviceless import places_of, target_mesh
 from redco_cli.planning.targets.scheduled import schedule_with

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from redco_cli.chips.target import Target
 from redco_cli.console.waiting import waiting
 from redco_cli.errors import DeviceError, Problem
-from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
 from redco_cli.sharding.compiled.events import Event, from_json
 

@@ -20,7 +20,7 @@ from redco_cli.console.plan import mesh_text
 from redco_cli.console.waiting import waiting
 from redco_cli.errors import DeviceError
 from redco_cli.planning.compiled import lower_step, way_of
-from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
 from redco_cli.planning.targets.child import compile_lowered
 from redco_cli.planning.targets.compile import as_compiled, compile_for

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from redco_cli.chips.target import Target
-from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options import Option
 from redco_cli.sharding.compiled.events import HOST, Arrival, Event, Span, Transfer
 from redco_cli.sharding.compiled.work import Work
 from redco_cli.sharding.plan import AXES, TENSOR, Collective

@@ -10,7 +10,7 @@ import jax
 from redco_cli.chips.speeds import CLOCKS, SPEEDS, peak
 from redco_cli.chips.target import Target
 from redco_cli.models.decoder.experts.mix import evenly_chosen
-from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options import Option
 from redco_cli.planning.targets.roofline import FASTER, SLOWER, planned_events
 from redco_cli.planning.targets.seconds import StepTime, step_time
 from redco_cli.planning.timing import Constant, Speed, Term

@@ -11,7 +11,7 @@ from redco_cli.chips.target import parse_target
 from redco_cli.errors import DeviceError, RecipeError
 from redco_cli.job import prepare
 from redco_cli.planning import choice, inspect
-from redco_cli.planning.options.planner import Option
+from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
 from redco_cli.planning.targets import fastest
 from redco_cli.planning.targets.fastest import CANDIDATES, fastest_here, in_front, own_target, try_for, try_out

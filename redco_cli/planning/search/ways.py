@@ -1,4 +1,4 @@
-"""The search among all ways to run a workload: what fits, by its estimated time; then the rest, by its memory.
+"""The best ways to run a workload: what fits, by its estimated time; then the rest, by its memory.
 
 Branch and bound: what a mesh cannot be below is known from its plan, before memory is estimated from the gradient of
 the loss, which is traced anew for each number of devices that split a batch. Meshes are taken in the order of these
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from redco_cli.errors import DeviceError, ModelError
 from redco_cli.models.decoder.block import Remat
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.planner import Option, Planner
+from redco_cli.planning.options import Option, Planner
 from redco_cli.planning.workload import Workload
 from redco_cli.runtime.collector import collected_rarely
 from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR, Plan

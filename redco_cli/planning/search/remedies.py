@@ -8,9 +8,9 @@ from dataclasses import replace
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError
 from redco_cli.planning.devices import Devices
-from redco_cli.planning.options.planner import Option
-from redco_cli.planning.options.search import options
+from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.workload import Workload
 
 _ROOMY = 7 / 8
