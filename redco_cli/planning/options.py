@@ -136,6 +136,8 @@ class Planner:
     def bound(self, plan: Plan, micro_batch_size: int) -> tuple[int, float]:
         """What no way on a mesh is below: bytes of the state on one device, and seconds of a step.
 
+        But for gradients over `data` that passes add up in fewer bytes than one makes: the seconds are of one pass.
+
         Args:
             plan: on the mesh.
             micro_batch_size: the largest, which moves least.

@@ -7,9 +7,11 @@ import jax
 import pytest
 
 from redco_cli.chips.target import parse_target, targeting
+from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError
 from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, WAIT, Devices
 from redco_cli.planning.options import Planner
+from redco_cli.planning.search.remedies import remedies_for
 from redco_cli.planning.search.ways import meshes, options
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.predict.collectives import PER_PASS
@@ -28,16 +30,17 @@ def tiny() -> Workload:
 
 SLOWLY = pytest.mark.slow
 PAPER = [
-    pytest.param("opt-66b", 512, 64, 32, marks=SLOWLY),
-    pytest.param("opt-13b", 1024, 8, 32, marks=SLOWLY),
-    pytest.param("llama-7b", 1024, 4, 40, marks=SLOWLY),
-    pytest.param("gptj-6b", 1024, 4, 40, marks=SLOWLY),
-    pytest.param("gpt2-large", 512, 2, 10, marks=SLOWLY),
-    pytest.param("t5-11b", 512, 8, 32, marks=SLOWLY),
-    pytest.param("bart-large", 1024, 2, 10, marks=SLOWLY),
+    ("opt-66b", 512, 64, 32),
+    ("opt-13b", 1024, 8, 32),
+    ("llama-7b", 1024, 4, 40),
+    ("gptj-6b", 1024, 4, 40),
+    ("gpt2-large", 512, 2, 10),
+    ("t5-11b", 512, 8, 32),
+    ("bart-large", 1024, 2, 10),
 ]
 
 
+@SLOWLY
 @pytest.mark.parametrize(("model", "seq_length", "count", "gib"), PAPER)
 def test_what_the_paper_trained_fits_by_plan(model: str, seq_length: int, count: int, gib: int) -> None:
     """Full fine-tuning in float32 with Adam, on the paper's devices, with a batch of one example for each."""
@@ -133,6 +136,18 @@ def test_the_best_few_are_those_of_all_ways(tiny: Workload, memory: int | None) 
     assert figures[0] == figures[1]
     assert len(few) < len(every)
     assert refused == also_refused
+
+
+def test_where_a_program_needs_more_than_its_plan_a_way_with_less_is_the_remedy(tiny: Workload) -> None:
+    machine = Devices(8, 1, GiB)
+    best = options(tiny, machine, wanted=1)[0][0]
+    fitting = options(tiny, Devices(8, 1, best.memory.total * 7 // 8))[0][0]
+    assert fitting.memory.total <= best.memory.total * 7 // 8
+    mesh = ",".join(f"{axis}={size}" for axis, size in fitting.plan.mesh.items())
+    how = f"remat {fitting.workload.remat}, micro-batch {fitting.micro_batch_size}"
+    assert remedies_for(tiny, best, machine)[0] == (
+        f"mesh {mesh} with {how} needs {format_bytes(fitting.memory.total)} by plan"
+    )
 
 
 @pytest.mark.slow

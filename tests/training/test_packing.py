@@ -367,9 +367,8 @@ def streamed(source):
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize(
-    "source", [pytest.param(one, marks=pytest.mark.slow) for one in ("files", "state", "no state")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["files", "state", "no state"])
 def test_a_packed_stream_is_continued_exactly(source, capfd):
     """Stopped by a signal in the middle of a window, in the first epoch and in a later one."""
     given = streamed(source)
