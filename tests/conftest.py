@@ -47,6 +47,17 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_stays_is_searched_once() -> Iterator[None]:
+    """Garbage is collected between modules, and what JAX keeps until the end is not searched for it again.
+
+    A worker comes to hold millions of objects: at its end each collection took two seconds.
+    """
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def failing_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For a test whose disk fails: what is cut off in the middle troubles no test that comes after.

@@ -76,13 +76,17 @@ def factors_of(use, rank, dora):
 
 
 PLAIN = ("plain", "lookup", "experts apart")
-"""What is tried without a magnitude in every run of the tests; with one, everything is."""
+"""What is tried without a magnitude in every run of the tests."""
+SLOWLY = ("layers", "while", "one input, many experts")
+"""What is tried with one in `make test-all` only."""
 
 
 @pytest.mark.parametrize(
     ("name", "dora"),
     [
-        pytest.param(name, dora, marks=() if dora or name in PLAIN else pytest.mark.slow)
+        pytest.param(
+            name, dora, marks=() if name in (set(PROGRAMS) - {*SLOWLY} if dora else PLAIN) else pytest.mark.slow
+        )
         for name in PROGRAMS
         for dora in (False, True)
     ],

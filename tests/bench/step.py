@@ -5,10 +5,11 @@
 The model is a Llama of 7 million parameters, the batch 8 rows of 256 tokens. PyTorch is eager: its transformers model
 in training mode with its own loss, clipping and `torch.optim.AdamW` as they come. Redco is what `redco train` compiles
 for one device: the loaded decoder, `next_token_loss` and the train step, with its gradient norm and finite check. Each
-has a process of its own: PyTorch's as Python starts it, redco's as `redco train` does. They take steps in turn, so that
-whatever else the machine does meets both. Printed are medians over the rounds; a ratio is PyTorch's time by redco's of
-the same round: above 1, redco is faster. That of processor time is disturbed less by neighbours on a shared machine.
-Losses must agree to 1e-4 at every step.
+has a process of its own: PyTorch's as Python starts it, redco's as `redco train` does. They take turns, so that
+whatever else the machine does meets both; the second step of a turn is timed, since in training a step comes after
+another, and not after a pause, in which a virtual machine gives memory back to its host. Printed are medians over the
+rounds; a ratio is PyTorch's time by redco's of the same round: above 1, redco is faster. That of processor time is
+disturbed less by neighbours on a shared machine. Losses must agree to 1e-4 at every step.
 """
 
 from __future__ import annotations
@@ -315,7 +316,9 @@ def compare(what: str, theirs: Timed, ours: Step, rounds: int) -> None:
         _agree(theirs()[0], ours())
     taken = []
     for _ in range(rounds):
-        (their_loss, *slow), (our_loss, *fast) = theirs(), timed(ours)
+        their_first, (their_loss, *slow) = theirs()[0], theirs()
+        our_first, (our_loss, *fast) = ours(), timed(ours)
+        _agree(their_first, our_first)
         _agree(their_loss, our_loss)
         taken.append((*slow, *fast))
     torch_wall, torch_processor, redco_wall, redco_processor = ([row[index] for row in taken] for index in range(4))

@@ -50,7 +50,8 @@ def test_every_benchmark_is_run() -> None:
     assert named == {path.name for path in BENCHES.glob("*.py")} - {"everything.py", "test_benches.py"} == set(SMALL)
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 4e-3), pytest.param("float16", 6e-4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 4e-3), ("float16", 6e-4)])
 def test_what_is_measured_on_a_gpu_is_there_without_one(dtype: str, most: float) -> None:
     """Interpreted."""
     assert load_recipe(BENCHES / "gpu" / "llama_1b.yaml").recipe.train.global_batch_size == 8

@@ -118,6 +118,7 @@ def test_a_recipe_by_name_and_by_file_and_its_run(folder: Path) -> None:
     assert {**document("run", "--mesh", "fsdp=4,tensor=2"), "model": "mine"} == mine
 
 
+@pytest.mark.slow
 def test_json_is_what_the_schema_says() -> None:
     schema = report_schema()
     fits = document("tiny", *SMALL, "--device-memory", "1GiB")

@@ -76,6 +76,7 @@ def naive(n, buffer, seed, epoch):
         yield held[place]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(n=st.integers(1, 300), buffer=st.integers(0, 40), at=st.integers(0, 700), seed=st.integers(0, 2**32 - 1))
 def test_a_stream_goes_on_from_any_place(n, buffer, at, seed):

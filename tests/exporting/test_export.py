@@ -127,7 +127,8 @@ def test_what_is_written_is_loaded_and_gives_the_same_logits(kind, tmp_path):
     assert exported.nbytes == sum(array.nbytes for array in load_file(tmp_path / "out/model.safetensors").values())
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_trained_parameters_are_rounded_once(tmp_path, dtype):
     """From shards, to nearest; float16 with values below its normal ones too."""
     _, model, params = a_decoder("llama", tmp_path / "in", hidden_size=32, num_attention_heads=8)

@@ -219,6 +219,7 @@ def test_what_is_loaded_is_split_as_planned(project: Path) -> None:
     assert {leaf.sharding.spec for leaf in jax.tree.leaves(whole)} == {PartitionSpec()}
 
 
+@pytest.mark.slow
 def test_what_is_exported_is_read_where_there_is_nothing_else(project: Path, trained: Path, tmp_path: Path) -> None:
     expected = outputs("runs/own")
     exported = export("runs/own", output="out")
@@ -379,6 +380,7 @@ def test_a_run_that_moved_with_its_project_finds_its_plugin(project: Path, tmp_p
     )
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_is_told(project: Path) -> None:
     export("runs/own", output="out")
     Path("out/plugin/nets.py").write_text(NETS.replace('name="output"', 'name="logits"'))
@@ -402,10 +404,11 @@ def test_what_cannot_be_loaded_is_told(project: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (
+        pytest.param(
             "import",
             "import pathlib\npathlib.Path(__file__).with_name('own.txt').read_text()\nimport",
             "FileNotFoundError",
+            marks=pytest.mark.slow,
         ),
         ("self.shift", "len(__file__)", "what was exported gives other outputs than the model: they differ by "),
     ],

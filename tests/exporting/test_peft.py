@@ -147,10 +147,10 @@ def test_ranks_and_scales_that_differ(tmp_path):
     np.testing.assert_allclose(model(adapter.merged(params, own), input_ids=IDS), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("name", "saved"),
-    [("bert", {"classifier/kernel", "classifier/bias"}), pytest.param("mistral", {"score"}, marks=pytest.mark.slow)],
+    ("name", "saved"), [("bert", {"classifier/kernel", "classifier/bias"}), ("mistral", {"score"})]
 )
 def test_a_head_that_is_trained_itself(name, saved, tmp_path):
     expected = written_by_peft(name, "lora", tmp_path, task_type="SEQ_CLS")

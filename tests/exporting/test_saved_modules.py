@@ -126,6 +126,7 @@ def test_what_ties_apart_is_refused(tmp_path):
         peft_files(*made(gpt2, targets=(".*/q/kernel",), modules_to_save=("embedding",)), gpt2, None)
 
 
+@pytest.mark.slow
 def test_a_module_that_is_trained_in_part_is_refused(tmp_path):
     phi3 = model_of("phi3", pad_token_id=0)
     section = {"targets": (Q,), "modules_to_save": ("layers/attention/v/kernel",)}

@@ -161,6 +161,7 @@ before = heard()
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_processes_that_do_not_end_after_a_failure_are_ended():
     program = """
 import signal, time

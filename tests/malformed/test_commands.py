@@ -90,6 +90,7 @@ logging: {plot: true, every: 2}
 """
 
 
+@pytest.mark.slow
 def test_nothing_but_redco_speaks_while_it_trains(folder) -> None:
     """JAX, orbax, absl, datasets and matplotlib are at work here."""
     recipe = folder.recipe.replace("logging: {every: 1, plot: false}\n", FILES)

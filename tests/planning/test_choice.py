@@ -127,6 +127,7 @@ def test_a_batch_that_is_a_whole_is_not_cut(devices_have) -> None:
     assert choose_placement(job)[0].recipe.train.micro_batch_size == "auto"
 
 
+@pytest.mark.slow
 def test_what_cannot_fit_is_warned_of(devices_have, capsys: pytest.CaptureFixture[str]) -> None:
     devices_have(TINY)
     _, placement = choose_placement(job_of())

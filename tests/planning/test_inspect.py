@@ -41,6 +41,7 @@ def test_a_given_mesh_is_the_only_way(mesh: dict[str, int]) -> None:
     assert report.memory.parameters == sum(group.bytes_per_device for group in report.groups)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_has_remedies_with_figures() -> None:
     report = inspect(TINY, devices=2, batch_size=16, seq_length=32, device_memory=900_000)
     assert report.fits is False

@@ -69,6 +69,7 @@ def test_meshes_take_all_devices_and_keep_tensor_within_a_host(count: int, hosts
     assert set(found) == expected
 
 
+@pytest.mark.slow
 def test_an_axis_that_spans_hosts_moves_its_bytes_slowly(tiny: Workload) -> None:
     """Two hosts of four devices: which axes reach over both depends on what stands inside them."""
     spanning = {
@@ -121,7 +122,7 @@ def test_what_fits_comes_first_and_the_fastest_of_that(tiny: Workload) -> None:
     assert {(way.workload.remat, way.micro_batch_size) for way in plenty} == {("none", 16)}
 
 
-SOME = [None, 650_000, *(pytest.param(memory, marks=SLOWLY) for memory in (1000, 700_000, GiB))]
+SOME = [None, *(pytest.param(memory, marks=SLOWLY) for memory in (650_000, 1000, 700_000, GiB))]
 
 
 @pytest.mark.parametrize("memory", SOME)
@@ -138,6 +139,7 @@ def test_the_best_few_are_those_of_all_ways(tiny: Workload, memory: int | None) 
     assert refused == also_refused
 
 
+@pytest.mark.slow
 def test_where_a_program_needs_more_than_its_plan_a_way_with_less_is_the_remedy(tiny: Workload) -> None:
     machine = Devices(8, 1, GiB)
     best = options(tiny, machine, wanted=1)[0][0]

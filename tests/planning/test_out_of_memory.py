@@ -141,6 +141,7 @@ def test_the_error_names_what_fills_the_memory_and_what_edits_save(text: str) ->
     assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.slow
 def test_an_edit_saves_what_is_said(text: str) -> None:
     """The plan of the edited recipe needs less by what the plan of the failing one promised, to the digits shown."""
 

@@ -140,6 +140,7 @@ def test_an_inline_config_is_named_by_its_model_type() -> None:
     assert find_workload(config, batch_size=None, seq_length=None).name == "gpt2"
 
 
+@pytest.mark.slow
 def test_a_class_that_cannot_recompute_is_skipped() -> None:
     config = {
         "model_type": "bart",

@@ -79,6 +79,7 @@ def test_an_episode_is_cut_off_and_the_next_begins():
     assert whole_episodes(COUNTER, ones, jnp.arange(3)).tolist() == [4, 4, 4]
 
 
+@pytest.mark.slow
 def test_what_is_played_does_not_depend_on_who_plays_beside_nor_on_when_it_is_cut():
     def chance(observation, keys):
         return jax.vmap(lambda key: jax.random.randint(key, (), 0, 2))(keys)

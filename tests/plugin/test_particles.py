@@ -54,6 +54,7 @@ def test_each_step_is_that_of_the_published_equations(agents):
     assert (touched > 50) == (agents > 1)
 
 
+@pytest.mark.slow
 def test_agents_in_one_place_stay_finite():
     world = simple_spread(2)
     new, reward, _ = world.moved(jnp.zeros(12), jnp.zeros((2, 2)))

@@ -148,6 +148,7 @@ def test_a_task_of_glue_is_valid() -> None:
     assert set(summary["batch"].split()) >= {"token_type_ids", "labels"}
 
 
+@pytest.mark.slow
 def test_summaries_are_valid() -> None:
     summary, sequences = validate("cnn_dailymail", cnn_dailymail())
     assert summary["steps"] == 2

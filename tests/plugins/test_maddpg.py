@@ -49,7 +49,7 @@ def linear(context, critic):
     return type(ctx)(None, None, ctx.options, ctx.recipe, "train", {"target": params()}, 3, nets), params()
 
 
-@pytest.mark.parametrize("critic", ["joint", "own"])
+@pytest.mark.parametrize("critic", [pytest.param("joint", marks=pytest.mark.slow), "own"])
 def test_critics_and_actors_learn_as_the_paper_says(context, critic):
     """Gradients beside those by hand: targets by all target actors, which go on where an episode is cut off."""
     ctx, params = linear(context, critic)
@@ -99,6 +99,7 @@ def test_each_network_is_clipped_alone_and_named(context):
     assert moments["critic_1"] == pytest.approx(0.1 * 0.5 / np.sqrt(2))
 
 
+@pytest.mark.slow
 def test_episodes_that_nobody_has_seen(context):
     """Of agents that each go to a landmark of their own, slowly enough not to overshoot."""
     ctx = context("maddpg")

@@ -34,6 +34,7 @@ def test_advantages_stop_at_the_end_of_an_episode_and_go_on_where_it_was_cut():
     np.testing.assert_allclose(found, expected[:-1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_cut_off_is_worth_what_would_have_come(context):
     """A pole that stands is cut off after 500 steps; one that falls has no future."""
     ctx = context("ppo", horizon=2, environments=2)

@@ -269,6 +269,7 @@ def test_an_adapter_goes_to_the_pipeline_of_diffusers_and_comes_back():
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=1e-5), found, expected)
 
 
+@pytest.mark.slow
 def test_prompts_have_the_ids_of_the_pipeline():
     pipeline = write_pipeline(Path("hub"))
     Path("recipe.yaml").write_text(RECIPE.replace("own.py", "stable_diffusion"))

@@ -73,6 +73,7 @@ def counted() -> tuple[str, int]:
     return text, sum(sizes)
 
 
+@pytest.mark.slow
 def test_a_repaired_plugin_starts_over(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = project / "plugin.py"
     plugin.write_text(f"calls = []\n{plugin.read_text()}{OUTPUT}")

@@ -37,6 +37,7 @@ def test_the_noise_of_the_reference_run_by_rdp():
     assert round(sigma, 4) == 0.7036
 
 
+@pytest.mark.slow
 def test_the_noise_of_the_reference_run_by_pld_is_between_two_neighbours():
     spent = [accounting._epsilon("pld", sigma, BATCH / EXAMPLES, STEPS, DELTA) for sigma in (0.66675, 0.6666)]
     assert spent[0] <= 4.0 < spent[1]

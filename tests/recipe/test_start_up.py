@@ -85,6 +85,7 @@ def test_nothing_heavy_is_imported_for(tmp_path, arguments, code):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_recipe_is_refused_at_once(bad_recipe):
     folder = bad_recipe.parent
     pairs = [(_cpu_seconds(folder, "train", "bad.yaml"), _cpu_seconds(folder, code=LIBRARIES)) for _ in range(5)]

@@ -88,6 +88,7 @@ def check_pairs(sketch, plan):
         assert len({"tensor" in used[path][dim] for path, dim in pair.items() if path not in alone}) <= 1, pair
 
 
+@pytest.mark.slow
 @quickly
 @given(sketches)
 @example(
@@ -194,6 +195,7 @@ def test_meshes_are_all_of_eight_devices():
     assert all(math.prod(mesh) == 8 for mesh in MESHES)
 
 
+@pytest.mark.slow
 @quickly
 @given(sketches)
 def test_few_random_programs_are_refused(sketch):

@@ -88,13 +88,14 @@ def test_a_step_is_that_of_real_and_imaginary_parts() -> None:
     assert found[-1] < found[0]
 
 
-@pytest.mark.parametrize("mesh", ["{data: 2, fsdp: 2, tensor: 2}", "{data: 2}"])
+@pytest.mark.parametrize("mesh", ["{data: 2, fsdp: 2, tensor: 2}", pytest.param("{data: 2}", marks=pytest.mark.slow)])
 def test_every_mesh_and_cut_equals_one_device(mesh: str) -> None:
     one = losses()
     assert losses(f"mesh={mesh}") == pytest.approx(one, rel=1e-5)
     assert losses(f"mesh={mesh}", "train.micro_batch_size=8") == pytest.approx(one, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_is_continued() -> None:
     whole = losses()
     train("recipe.yaml", [*FEWER, "output_dir=run"])

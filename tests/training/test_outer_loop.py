@@ -141,6 +141,7 @@ def test_steps_of_the_recipe_are_a_cap() -> None:
     assert run().step == 16
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_plain_call_is_a_run_without_run_fn() -> None:
     run("plain")
@@ -150,7 +151,10 @@ def test_a_plain_call_is_a_run_without_run_fn() -> None:
 
 
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("body", ["run.train()", "[(run.train(steps=4), run.save()) for _ in range(2)]"])
+@pytest.mark.parametrize(
+    "body",
+    ["run.train()", pytest.param("[(run.train(steps=4), run.save()) for _ in range(2)]", marks=pytest.mark.slow)],
+)
 def test_a_finished_loop_is_not_called_again(body: str, capfd: pytest.CaptureFixture[str]) -> None:
     run_fn(f"print('called'); {body}; run.log({{'return': 1}})")
     first = run("run", "eval.predict=true")
@@ -167,6 +171,7 @@ def test_a_finished_loop_is_not_called_again(body: str, capfd: pytest.CaptureFix
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*") if path.is_file()} == files
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_boundary_that_is_written_again_keeps_its_metric() -> None:
     """At the end `run_fn` saves the last boundary, or the one that it was killed behind, once more."""
@@ -321,6 +326,7 @@ def test_an_outer_state_comes_back_as_it_was() -> None:
     assert nested["scalar"].dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_fresh_optimizer_has_the_schedule_of_the_run() -> None:
     run_fn("run.train(steps=4); run.reset_optimizer(); run.train(steps=4); run.save(force=True)")

@@ -43,7 +43,7 @@ KINDS = {
     "mixtral": {},
 }
 """A kind of position, window or cap of attention each."""
-SLOW = frozenset({"bloom", "gpt2", "llama", "mistral", "mixtral", "opt"})
+SLOW = frozenset({"bloom", "gemma2", "gpt2", "llama", "mistral", "mixtral", "opt"})
 RECIPE = """
 model: {config: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2,
   num_attention_heads: 4, num_key_value_heads: 2}, task: causal_lm, tokenizer: byte}

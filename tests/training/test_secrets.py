@@ -109,6 +109,7 @@ def test_what_a_plugin_raises_is_shown_without_them(project):
     assert "401 for ?key=<hidden>" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_run_that_an_earlier_version_left_with_its_secret_continues(project):
     train("recipe.yaml")
     checkpoint = Path("run/checkpoint-1")

@@ -69,7 +69,7 @@ def mlp_loss(variables: Variables, batch: dict[str, jax.Array], rng: object, tra
 
 
 @pytest.mark.parametrize("sizes", [{"data": 8, "fsdp": 1, "tensor": 1}, {"data": 4, "fsdp": 2, "tensor": 1}])
-@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize("micro_batches", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_gradients_are_added_up_over_data_once_in_a_step(sizes: dict[str, int], micro_batches: int) -> None:
     """However many micro-batches: a shard of each gradient, and the update is that of one device."""
     draw = np.random.default_rng(0).normal

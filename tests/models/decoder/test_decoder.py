@@ -250,6 +250,7 @@ def test_layer_params_gets_one_layer_and_changes_what_is_used():
     assert set(shapes) == {(24, 8)}
 
 
+@pytest.mark.slow
 def test_a_row_of_padding_has_finite_gradients():
     module, params = decoder("gemma2")
     given = batch()

@@ -78,17 +78,8 @@ def foreseen(plan):
     return sum(one.bytes for one in plan.collectives if (one.kind, one.axis) == ("all-reduce", "tensor"))
 
 
-@pytest.mark.parametrize(
-    ("family", "router"),
-    [
-        ("mixtral", 1.0),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in itertools.product(FAMILIES, (1.0, 0.0))
-            if one != ("mixtral", 1.0)
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "router"), itertools.product(FAMILIES, (1.0, 0.0)))
 @pytest.mark.usefixtures("in_groups")
 def test_experts_split_over_tensor_give_what_one_device_does(family, router):
     _, found = on_tensor(*step_of(family, router))

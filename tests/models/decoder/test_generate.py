@@ -218,6 +218,7 @@ def test_the_side_of_the_padding_does_not_matter_and_no_text_gives_no_text():
         assert (found[[0, 2]] != PAD).all()
 
 
+@pytest.mark.slow
 def test_a_text_ends_with_any_end_and_the_loop_with_the_last_text():
     model, params, free = free_tokens()
     layers = []

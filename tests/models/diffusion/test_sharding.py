@@ -50,6 +50,7 @@ def test_the_program_of_an_autoencoder_is_understood():
     assert reading_of(AUTOENCODER).unknown == ()
 
 
+@pytest.mark.slow
 def test_heads_and_the_gated_layer_are_split_in_pairs():
     """Queries, keys and values by columns, what comes out of attention by rows; the feed-forward layer likewise."""
     reading = reading_of(UNET)

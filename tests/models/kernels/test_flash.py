@@ -111,7 +111,7 @@ def kernels(target, case, given, **changes):
         (CUDNN, "h100:1", "mistral", None, {"head_dim": 8, "sliding_window": 17}),
         (FLASH, "h100:1", "mistral", "attention_mask", {"head_dim": 8, "sliding_window": 17}),
         (FLASH, "a100:1", "gemma2", None, {}),  # bounded scores
-        (FLASH, "a100:1", "gpt_oss", None, {}),  # sinks
+        pytest.param(FLASH, "a100:1", "gpt_oss", None, {}, marks=pytest.mark.slow),  # sinks
         (FLASH, "a100:1", "llama", None, {"head_dim": 256}),  # no gradient of cuDNN's before Hopper
         (CUDNN, "h100:1", "llama", None, {"head_dim": 256}),
         (FLASH, "h100:1", "bloom", None, {"hidden_size": 48}),  # ALiBi

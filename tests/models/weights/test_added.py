@@ -95,6 +95,7 @@ def test_a_grown_model_is_the_one_that_pytorch_grows_and_so_is_its_export(family
     assert resolve_model(exported, where=pairs.where).added is None  # they are there: nothing begins anew
 
 
+@pytest.mark.slow
 def test_pieces_and_shards_have_the_same_rows(tmp_path, monkeypatch):
     _, section = saved("gptj", tmp_path, tokens=(*TOKENS, "<4>", "<5>", "<6>", "<7>", "<8>"))
     model = resolve_model(section, where=pairs.where)
@@ -128,7 +129,8 @@ def test_a_checkpoint_that_does_not_fit_its_config_is_still_refused(tmp_path):
         check_checkpoint(resolve_model(section, where=pairs.where), tmp_path)
 
 
-@pytest.mark.parametrize("model_type", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("bert", "t5")), "bart"])
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["bert", "t5", "bart"])
 def test_flax_classes_grow_likewise(model_type, tmp_path):
     task = {"bert": "masked_lm"}.get(model_type, "seq2seq")
     made = tiny.save_torch(tiny.config_for(model_type, task), task, tmp_path)

@@ -210,7 +210,7 @@ except RedcoError as error:
 """
 
 
-@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("stopped", [*(pytest.param(one, marks=pytest.mark.slow) for one in (0, 1)), 2])
 def test_a_process_that_is_asked_to_stop_before_all_have_met_ends_all(stopped):
     """Whether it has come or not; those that come soon after hear of it too."""
     port = free_port()
@@ -295,6 +295,7 @@ def ends_of(links, seconds):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_beats")
 def test_a_process_that_is_frozen_is_taken_for_dead(knock):
     port = free_port()
@@ -323,6 +324,7 @@ def test_process_0_that_is_frozen_is_taken_for_dead():
     assert end.reason == "process 0 has not been heard of for 2 s: it is stopped or frozen, or its machine is"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_beats")
 def test_processes_that_have_nothing_to_say_are_alive():
     port = free_port()

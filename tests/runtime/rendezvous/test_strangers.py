@@ -124,6 +124,7 @@ def test_a_value_that_differs_does_not_travel():
         assert word not in passed
 
 
+@pytest.mark.slow
 def test_a_recipe_of_more_than_a_mebibyte_meets_and_its_differences_are_named():
     labels = {f"recipe model.config.id2label.{n}": f"label {n}: " + "long " * 20 for n in range(10_000)}
     assert sum(map(len, [*labels, *labels.values()])) > 2**20

@@ -45,13 +45,8 @@ def stopped(environment: pytest.MonkeyPatch, at: tuple[str, list[int]], *overrid
     return str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("stage", "last"),
-    [
-        ("predict", 12),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("eval", 4), ("eval", 12), ("predict", 4))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "last"), [("predict", 12), ("eval", 4), ("eval", 12), ("predict", 4)])
 def test_an_evaluation_is_put_off(signalling: pytest.MonkeyPatch, stage: str, last: int) -> None:
     """In the middle of a run and at its end, by the loss and by predictions."""
     steps = ["train.steps=12", "eval.every=4" if last == 4 else "eval.every=12"]
@@ -78,6 +73,7 @@ def test_nothing_is_saved_before_the_first_step(signalling: pytest.MonkeyPatch) 
     exact("run", "whole", 12)
 
 
+@pytest.mark.slow
 def test_predictions_stop_between_two_batches_and_continue(signalling: pytest.MonkeyPatch) -> None:
     train("recipe.yaml", ["train.steps=4"])
     whole = predict("run", SMALL, output="whole.jsonl").read_text()

@@ -208,6 +208,7 @@ def test_parts_without_elements(mesh):
     assert attempt(loss_fn, TWO, BATCH, derive(loss_fn, TWO, BATCH, mesh)).worst < 1e-5
 
 
+@pytest.mark.slow
 def test_what_the_user_decided_is_not_taken_apart():
     loss_fn, params = CASES["split"]
     plan = derive(loss_fn, params, BATCH, MESHES[1], override=[("first/in", ["fsdp", "tensor"])])

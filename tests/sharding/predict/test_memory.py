@@ -71,14 +71,8 @@ def test_one_device(name):
     assert_close(predicted, compiled)
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh"),
-    [
-        pytest.param("gpt2", "data2 tensor4", marks=pytest.mark.slow),
-        pytest.param("llama", "fsdp8", marks=pytest.mark.slow),
-        ("scan remat", "fsdp8"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "mesh"), [("gpt2", "data2 tensor4"), ("llama", "fsdp8"), ("scan remat", "fsdp8")])
 def test_eight_devices(name, mesh):
     assert_close(*compared(name, SMALL, MESHES[mesh]), OVER_TENSOR if "tensor" in mesh else 0.25)
 

@@ -144,7 +144,13 @@ def test_a_batch_that_is_a_whole_may_be_summed() -> None:
     assert refuse_means(job_of(Path(), "return losses.sum()\n\nwhole_batch = True")) == []
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "dates", "digits", "gan", "meta_learning", "pendulum", "vae"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("quickstart", "dates", "digits", "vae"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gan", "meta_learning", "pendulum")),
+    ],
+)
 def test_the_built_in_plugins_give_sums(recipe: str) -> None:
     job = prepare(load_recipe(recipe), stages=("train",))
     assert refuse_means(job) == []

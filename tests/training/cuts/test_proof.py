@@ -45,7 +45,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return made
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_mean_over_what_counts_unevenly_is_refused(losing: Callable[[str], None], devices: int) -> None:
     losing('return each.sum() / batch["counted"].sum()')
     with pytest.raises(PluginError) as refused:
@@ -65,6 +65,7 @@ def test_a_term_that_is_added_to_each_part_is_refused(losing: Callable[[str], No
         train("recipe.yaml", CUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "noise", ["", " + 0 * __import__('jax').random.uniform(rng, each.shape)"], ids=["nothing drawn", "noise"]
 )
@@ -78,6 +79,7 @@ def test_the_loss_of_training_is_compared_where_it_draws_nothing(losing: Callabl
         train("recipe.yaml", CUT)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_loss_that_adds_up_is_proved_once(compared: list[object]) -> None:
     assert train("recipe.yaml", CUT).step == 20

@@ -26,6 +26,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_by_its_directory_from_anywhere(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train("recipe.yaml", ["output_dir=whole"])
     is_milestone = TrainingRun._is_milestone

@@ -37,6 +37,7 @@ def stopped_at(step: int, *overrides: str) -> None:
             train("recipe.yaml", overrides)
 
 
+@pytest.mark.slow
 def test_patience_ends_a_run_for_good(capfd: pytest.CaptureFixture[str]) -> None:
     outcome = train("recipe.yaml", ["output_dir=whole", *WORSE])
     why = "the run ends with step 4, after 2 evaluations in a row without a better one (eval.patience)\n"

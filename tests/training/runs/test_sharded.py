@@ -279,6 +279,7 @@ def test_weights_that_are_taken_apart_train_save_and_resume_as_whole_ones(projec
     same(more, one, after=15)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mlp")
 def test_predictions_in_shards_are_those_of_one_device() -> None:
     train("recipe.yaml", ["train.steps=5"])

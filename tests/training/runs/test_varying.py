@@ -24,6 +24,7 @@ def compilations() -> list[int]:
     return [r["compilations"] for r in read_records(Path("run/metrics.jsonl")) if r["kind"] == "train"]
 
 
+@pytest.mark.slow
 def test_a_few_shapes_are_told_and_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pad(project, 'examples[0]["id"] % 2')
     train("recipe.yaml", [*SETTINGS, "train.max_compilations=2"])
@@ -46,6 +47,7 @@ def test_too_many_shapes_end_the_run_and_lose_nothing(project: Path) -> None:
     assert [r["step"] for r in read_records(Path("run/metrics.jsonl")) if r["kind"] == "train"][-1] == 8
 
 
+@pytest.mark.slow
 def test_evaluations_of_any_size_count_as_one_shape(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """21 examples on two devices: batches of 8, 4 and, on each device alike, 1."""
     train("recipe.yaml", [*SETTINGS, "train.max_compilations=1", "mesh.data=2", "eval.batch_size=8"])

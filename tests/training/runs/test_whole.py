@@ -154,6 +154,7 @@ def test_a_changed_recipe_is_refused() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_resume_never_and_by_path() -> None:
     train("recipe.yaml", ["train.steps=10", "checkpoint.keep=2"])
@@ -275,6 +276,7 @@ def test_predictions_come_once_in_order_and_continue_after_a_kill() -> None:
     assert not partial.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_run_fn_drives_its_own_loop() -> None:
     with open("plugin.py", "a") as file:

@@ -79,6 +79,7 @@ def largest(directory: Path) -> Path:
     return max((path for path in directory.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_noticed_before_anything_is_restored(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every file of the newest checkpoint, in six ways: the one before it is taken, and both are named."""
     newest, random = run / "checkpoint-12", np.random.default_rng(0)
@@ -334,8 +335,9 @@ def files_up_to(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("failing_disk")
-@pytest.mark.parametrize("size", [1000, *(pytest.param(size, marks=pytest.mark.slow) for size in (0, 70, 300))])
+@pytest.mark.parametrize("size", [0, 70, 300, 1000])
 def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """The limit hits a directory's first file, a file in its middle, or the manifest at the end."""
     save = Checkpoints.save
@@ -362,6 +364,7 @@ def test_a_save_that_fails_leaves_the_one_before_it(run: Path, monkeypatch: pyte
     assert_same_run("run", "whole")
 
 
+@pytest.mark.slow
 def test_a_directory_that_cannot_be_made(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No thread is left that would write into it, waits for it, and keeps the process from its end for minutes."""
     make = atomicity._create_tmp_directory

@@ -100,6 +100,7 @@ def test_an_edited_plugin_is_refused_until_that_is_accepted(capsys: pytest.Captu
     assert "checkpoint-7 was trained with other code: plugin.py: collate_fn differs" in refused(*QUICK)
 
 
+@pytest.mark.slow
 def test_changed_data_is_refused_until_that_is_accepted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Eval data only once it has ranked a checkpoint."""
     put(PLUGIN.replace(*AS_FLOAT))

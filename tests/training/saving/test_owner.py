@@ -221,14 +221,9 @@ def test_a_save_that_was_under_way_is_not_finished_under_another_owner(monkeypat
     assert find_damage(Path("run/checkpoint-3")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project", "whole")
-@pytest.mark.parametrize(
-    ("step", "how"),
-    [
-        (5, "moved"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((12, "deleted"), (5, "deleted"), (12, "moved"))),
-    ],
-)
+@pytest.mark.parametrize(("step", "how"), [(5, "moved"), (12, "deleted"), (5, "deleted"), (12, "moved")])
 def test_a_directory_that_is_deleted_under_its_run_is_made_anew(
     step: int, how: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +255,7 @@ def test_a_directory_that_is_deleted_under_its_run_is_made_anew(
     assert train("recipe.yaml", [QUICK]).was_finished
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_checkpoint_that_is_deleted_while_it_is_written(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -284,6 +280,7 @@ def test_a_checkpoint_that_is_deleted_while_it_is_written(
     assert train("recipe.yaml", [QUICK]).was_finished
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_stop_saves_again_what_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     seal, seen = Checkpoints._seal, []
@@ -326,6 +323,7 @@ def test_a_directory_that_cannot_be_made_anew_ends_the_run(what: str) -> None:
         assert {path.name for path in Path("run").iterdir()} == {"metrics.jsonl", "checkpoint-3.orbax-checkpoint-tmp"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_metrics_file_that_is_deleted_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
     with at_step(5, lambda: Path("run/metrics.jsonl").unlink()):
