@@ -32,7 +32,7 @@ from tests.models.decoder import pairs
 from tests.models.flax import tiny
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-QUICK_FLAX = ("bert", "t5", "vit", "bart", "resnet", "vision-text-dual-encoder")
+QUICK_FLAX = ("bert", "t5", "vit", "bart")
 
 
 @pytest.fixture

@@ -317,6 +317,7 @@ def test_half_precision(project: Path) -> None:
     assert 0 < difference < 0.05
 
 
+@pytest.mark.slow
 def test_init_batch_says_what_a_model_takes(project: Path) -> None:
     """Also where no batch of training has it all, as for a model of which the loss calls a part."""
     without = PLUGIN.replace('ctx.stage != "predict"', "True").replace('batch["labels"] =', 'batch["right"] =')

@@ -97,6 +97,7 @@ def changed(directory, change, **config):
     (directory / "adapter_config.json").write_text(json.dumps({**said, **config}))
 
 
+@pytest.mark.slow
 def test_what_ties_apart_is_refused(tmp_path):
     tied = model_of(tie_word_embeddings=True)
     with pytest.raises(RecipeError, match=r"embedding is used in several ways .*\n.*modules_to_save trains it"):

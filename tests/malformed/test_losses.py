@@ -79,7 +79,7 @@ DIVIDED = (
     ("loss", "said"),
     [
         ("each.sum()", GROWS),
-        ("Loss(each.sum(), 1)", GROWS),
+        pytest.param("Loss(each.sum(), 1)", GROWS, marks=pytest.mark.slow),
         ("(each * batch['y']).sum() / batch['y'].sum()", DIVIDED),
     ],
 )

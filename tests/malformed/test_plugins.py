@@ -539,7 +539,13 @@ AT_THE_FIRST_EVALUATION = {
 }
 
 
-@pytest.mark.parametrize("name", AT_THE_FIRST_EVALUATION)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if number % 2 else [])
+        for number, name in enumerate(AT_THE_FIRST_EVALUATION)
+    ],
+)
 def test_found_at_the_first_evaluation_with_the_steps_before_it_saved(folder, name: str) -> None:
     case = AT_THE_FIRST_EVALUATION[name]
     folder.plugin(*case.replaced, plus=case.plus)

@@ -137,6 +137,7 @@ def test_what_cannot_fit_is_warned_of(devices_have, capsys: pytest.CaptureFixtur
     ]
 
 
+@pytest.mark.slow
 def test_a_given_mesh_may_leave_devices_out_but_not_ask_for_more(devices_have) -> None:
     devices_have(PLENTY)
     _, placement = choose_placement(job_of("mesh={fsdp: 2, tensor: 2}"))

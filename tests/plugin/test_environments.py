@@ -27,7 +27,7 @@ COUNTER = System((1.0,), 2, 0.0, 4, lambda state: state, lambda state, action: (
 """Nothing ends by itself, and action 1 is worth a point."""
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["cartpole", "pendulum", pytest.param("acrobot", marks=pytest.mark.slow)])
 def test_each_step_is_that_of_gymnasium(name):
     system, theirs = SYSTEMS[name], gymnasium.make(NAMES[name]).unwrapped
     draw, move, see = np.random.default_rng(0), jax.jit(system.moved), jax.jit(system.observed)

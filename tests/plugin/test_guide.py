@@ -67,6 +67,7 @@ class TestExamples:
         assert (step, values.keys()) == (20, {"loss", "accuracy", "recall"})
         assert values["loss"] < 0.65  # a coin's is 0.69
 
+    @pytest.mark.slow
     def test_an_outer_loop(self):
         outcome = train("rounds.yaml", ["mesh.data=1", "logging.plot=false"])
         losses = [values["loss"] for _, values in outcome.evaluations]

@@ -62,6 +62,7 @@ def test_agents_in_one_place_stay_finite():
     assert reward == -1
 
 
+@pytest.mark.slow
 def test_episodes_begin_at_rest_and_are_cut_off_after_25_steps():
     world = simple_spread(3)
     states = np.asarray(begun(world, np.arange(2000))["state"]).reshape(-1, 3, 3, 2)

@@ -25,8 +25,6 @@ SMALL = {
     "particles": f"{{{PLAYED}, updates: 2, replay: 64}}",
 }
 """Recipe to the options that make it small: the number of its examples, and the width of its networks."""
-QUICKLY = ("vae", "meta_learning")
-"""The others have tests of their own, which are quicker."""
 MORE = {
     "distillation": ["models.teacher.params=teacher"],
     "private": ["privacy.accountant=rdp", "train.micro_batch_size=8"],
@@ -39,7 +37,7 @@ FEW = [
 
 
 @pytest.mark.parametrize(
-    "recipe", [one if one in QUICKLY else pytest.param(one, marks=pytest.mark.slow) for one in SMALL]
+    "recipe", [pytest.param(one, marks=[pytest.mark.slow] if one != "vae" else []) for one in SMALL]
 )
 def test_a_recipe_trains_evaluates_and_predicts(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -75,6 +75,7 @@ def test_critics_and_actors_learn_as_the_paper_says(context, critic):
     assert found.weight == 2
 
 
+@pytest.mark.slow
 def test_a_joint_critic_is_told_everything_and_an_own_one_its_agent():
     rows = batch(1)
     for told in [(0, 1, 2), (1,)]:

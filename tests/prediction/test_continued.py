@@ -90,6 +90,7 @@ def test_a_repaired_plugin_starts_over(project: Path, capsys: pytest.CaptureFixt
     assert "out.jsonl.partial was made with other plugin code: starting over\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_functions_from_another_file_are_code_of_the_plugin(project: Path) -> None:
     (project / "shared_by_plugins.py").write_text("def output_fn(ctx, outputs):\n    return [1] * len(outputs)\n")
     plugin = project / "plugin.py"

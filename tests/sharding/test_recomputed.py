@@ -78,7 +78,14 @@ def test_products_that_gradients_need_once_more(function, policy, expected):
 
 
 @pytest.mark.parametrize("function", [layer, post_normed, masked])
-@pytest.mark.parametrize("policy", [None, POLICIES.save_only_these_names("mixed"), POLICIES.everything_saveable])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        None,
+        POLICIES.save_only_these_names("mixed"),
+        pytest.param(POLICIES.everything_saveable, marks=pytest.mark.slow),
+    ],
+)
 def test_sums_that_move_once_more_are_foreseen(function, policy):
     """In layers that are scanned, as XLA moves them: in the forward pass, and for what the backward pass recomputes."""
 

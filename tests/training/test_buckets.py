@@ -72,6 +72,7 @@ def records(run, kind="train"):
     return [record for record in read_records(Path(run) / "metrics.jsonl") if record["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_a_run_has_the_losses_of_one_without_buckets(project):
     """In two micro-batches on two devices, beside one of each."""
     index = order(40, seed=0, shuffle=True)

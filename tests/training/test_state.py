@@ -122,8 +122,9 @@ def test_state_follows_every_update():
     assert (evaluation["at"], evaluation["updated"], evaluation["steps"]) == (4, 4, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("averaged")
-@pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param(CUBE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", ["mesh.data=1", CUBE])
 def test_a_run_that_was_stopped_has_the_same_state(mesh):
     train("recipe.yaml", [mesh, "output_dir=whole"])
     interrupted(5, mesh)

@@ -79,7 +79,7 @@ def foreseen(plan):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "router"), itertools.product(FAMILIES, (1.0, 0.0)))
+@pytest.mark.parametrize(("family", "router"), [*itertools.product(FAMILIES, (1.0, 0.0))])
 @pytest.mark.usefixtures("in_groups")
 def test_experts_split_over_tensor_give_what_one_device_does(family, router):
     _, found = on_tensor(*step_of(family, router))

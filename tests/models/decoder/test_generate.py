@@ -170,7 +170,8 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("beams", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("beams", [1, 3])
 def test_penalties_and_forced_and_forbidden_tokens_are_those_of_pytorch(beams):
     expected, found = both(lively("mistral"), num_beams=beams, **RULES)
     np.testing.assert_array_equal(found, expected)
@@ -338,6 +339,7 @@ def test_stop_strings_log_probs_and_samples_are_those_of_pytorch(settings):
         assert ends or length == NEW
 
 
+@pytest.mark.slow
 def test_samples_are_drawn_apart():
     model, params, _ = free_tokens()
     named = FREE | {"do_sample": True, "num_samples": 4, "temperature": 3.0, "rng": jax.random.key(0)}

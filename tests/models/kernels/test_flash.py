@@ -47,7 +47,7 @@ def packed(length):
 @pytest.mark.parametrize(
     ("dims", "window", "softcap", "is_packed", "has_sinks"),
     [
-        (16, None, None, True, False),
+        pytest.param(16, None, None, True, False, marks=pytest.mark.slow),
         (16, 150, 3.0, True, True),
         pytest.param(8, None, None, False, False, marks=pytest.mark.slow),
         pytest.param(24, None, None, True, False, marks=pytest.mark.slow),

@@ -114,6 +114,7 @@ def test_a_missing_process_is_named_on_each():
         )
 
 
+@pytest.mark.slow
 def test_a_process_started_twice_is_named_on_each():
     port = free_port()
     found, _ = meeting([cluster(process, 3, port) for process in (0, 1, 1)])
@@ -156,6 +157,7 @@ def test_devices_that_one_does_not_know_of_are_no_difference():
         link.close()
 
 
+@pytest.mark.slow
 def test_a_wrong_port_is_named_within_the_time_out():
     port, wrong = free_port(), free_port()
     found, seconds = meeting([cluster(0, 2, port), cluster(1, 2, wrong)], seconds=1)

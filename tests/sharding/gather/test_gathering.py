@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import compiled_collectives, total_bytes
 from redco_cli.sharding.gather.gathering import gathering
-from tests.sharding.gather.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh
+from tests.sharding.gather.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh, slowly
 from tests.sharding.measure import device_mesh
 from tests.sharding.programs.catalogue import program
 from tests.sharding.programs.small import doubled
@@ -230,7 +230,7 @@ def experts(w, x, remat=False):
     ids=["in a dim of each", "as whole experts", "whole ones over tensor"],
 )
 @pytest.mark.parametrize("mesh", [pytest.param(MESH, marks=pytest.mark.slow), CUBE], ids=["fsdp", "cube"])
-@pytest.mark.parametrize("remat", [True, False], ids=["computed once more", "kept"])
+@pytest.mark.parametrize("remat", [True, *slowly(False)], ids=["computed once more", "kept"])
 def test_experts_in_a_branch_too(mesh, stored, used, sign, remat):
     x, function = draw(8, 4, 2, 16, seed=1), partial(experts, remat=remat)
     given = np.abs(x) * sign

@@ -64,7 +64,7 @@ def parameters():
 
 
 @pytest.mark.parametrize("gather", [add, pytest.param(largest, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("take", [taken, jitted])
+@pytest.mark.parametrize("take", [taken, *slowly(jitted)])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_nodes_move_and_not_what_edges_take_of_them(mesh, take, gather, monkeypatch):
     loss_fn = network(take, gather)

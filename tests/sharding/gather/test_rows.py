@@ -13,6 +13,7 @@ from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.decide.tables import are_fewer
 from redco_cli.sharding.gather.gathering import gathering
+from tests.sharding.gather.beside import slowly
 from tests.sharding.gather.test_gathering import CUBE, MESH, approximately, draw, in_parts, on_mesh
 from tests.sharding.measure import device_mesh
 
@@ -41,7 +42,7 @@ def ids():
 
 @pytest.mark.parametrize("name", LOOKUPS)
 @pytest.mark.parametrize("mesh", [pytest.param(MESH, marks=pytest.mark.slow), CUBE], ids=["fsdp", "cube"])
-@pytest.mark.parametrize("used", [P(), P(None, "fsdp")], ids=["gathered", "in shards"])
+@pytest.mark.parametrize("used", [P(), *slowly(P(None, "fsdp"))], ids=["gathered", "in shards"])
 def test_rows_are_those_of_one_device(name, mesh, used):
     function, table = LOOKUPS[name], draw(ROWS, FEATURES)
     close = 2e-2 if name.startswith("cast") else 2e-6

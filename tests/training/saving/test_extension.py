@@ -258,6 +258,7 @@ def test_an_unfinished_run_may_change_its_length_either_way() -> None:
         found(Saved(*metas([90], 0, "train.steps=100", *wsd)), "train.steps=200", *wsd)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("written")
 def test_steps_that_were_skipped_count_as_no_update() -> None:
     """Three of 20: the schedule has come to 17, where the next segment begins; and an extension may be extended."""

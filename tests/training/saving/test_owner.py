@@ -203,6 +203,7 @@ def test_a_run_that_lost_its_lease_writes_nothing_more(monkeypatch: pytest.Monke
     assert (Path("run") / NAME).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_save_that_was_under_way_is_not_finished_under_another_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """The files are all written, and the directory would get its name."""

@@ -107,7 +107,9 @@ def test_one_that_was_named_is_not_replaced(reader: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("run")
-@pytest.mark.parametrize("when", ["before", "after", "at last"])
+@pytest.mark.parametrize(
+    "when", ["before", *(pytest.param(one, marks=pytest.mark.slow) for one in ("after", "at last"))]
+)
 def test_a_run_begins_with_the_next_of_a_live_one(
     when: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
