@@ -43,7 +43,6 @@ KINDS = {
     "mixtral": {},
 }
 """A kind of position, window or cap of attention each."""
-SLOW = frozenset({"bloom", "gemma2", "gpt2", "llama", "mistral", "mixtral", "opt"})
 RECIPE = """
 model: {config: {model_type: llama, hidden_size: 16, intermediate_size: 32, num_hidden_layers: 2,
   num_attention_heads: 4, num_key_value_heads: 2}, task: causal_lm, tokenizer: byte}
@@ -71,9 +70,8 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", KINDS)
 def test_texts_in_a_row_teach_what_they_teach_alone(family):
     module, abstract = abstract_decoder(hf_config(family, **KINDS[family]))
     model = build_decoder(
