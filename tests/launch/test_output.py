@@ -48,6 +48,7 @@ def passed_on(*parts, encoding="utf-8"):
         ([b"\xff\xfeA\n"], ["\ufffd\ufffdA"]),
         (["é".encode()[:1], "é".encode()[1:] + b"\n"], ["é"]),
         (["é".encode()[:1]], ["\ufffd"]),
+        (["Wort\xadende\xa0%\n".encode()], ["Wort\xadende\xa0%"]),
     ],
 )
 def test_lines(parts, lines):
@@ -69,5 +70,5 @@ def test_a_line_without_end_is_not_held_back_for_ever():
 def test_whatever_is_printed_a_terminal_obeys_nothing(parts):
     shown = passed_on(*parts)
     assert spelled_out(shown) == shown
-    harmless = "\n\t\xa0"  # a space that is not broken is no printable character for Python
+    harmless = "\n\t\xa0\xad"  # a space and a hyphen of typesetters are no printable characters for Python
     assert all(character in harmless or character.isprintable() or ord(character) > 0xFF for character in shown)
