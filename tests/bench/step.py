@@ -6,10 +6,11 @@ The model is a Llama of 7 million parameters, the batch 8 rows of 256 tokens. Py
 in training mode with its own loss, clipping and `torch.optim.AdamW` as they come. Redco is what `redco train` compiles
 for one device: the loaded decoder, `next_token_loss` and the train step, with its gradient norm and finite check. Each
 has a process of its own: PyTorch's as Python starts it, redco's as `redco train` does. They take turns, so that
-whatever else the machine does meets both; the second step of a turn is timed, since in training a step comes after
+whatever else the machine does meets both. The first of a turn's four steps is not timed: in training a step comes after
 another, and not after a pause, in which a virtual machine gives memory back to its host. Printed are medians over the
-rounds; a ratio is PyTorch's time by redco's of the same round: above 1, redco is faster. That of processor time is
-disturbed less by neighbours on a shared machine. Losses must agree to one part in ten thousand at every step.
+rounds, of medians over a turn; a ratio is PyTorch's time by redco's of the same round: above 1, redco is faster. That
+of processor time is disturbed less by neighbours on a shared machine. Losses must agree to one part in ten thousand at
+every step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -58,6 +59,8 @@ from redco_cli.training.state import new_state
 from redco_cli.training.step import make_train_step
 
 ROWS, LENGTH, TOLERANCE = 8, 256, 1e-4
+TURN = 4
+"""Steps of a turn, the one that is not timed among them."""
 TRAIN = TrainSection(learning_rate=1e-4, weight_decay=0.1, max_grad_norm=1.0)
 LLAMA = {
     "vocab_size": 4096,
@@ -316,20 +319,25 @@ def compare(what: str, theirs: Timed, ours: Step, rounds: int) -> None:
         _agree(theirs()[0], ours())
     taken = []
     for _ in range(rounds):
-        their_first, (their_loss, *slow) = theirs()[0], theirs()
-        our_first, (our_loss, *fast) = ours(), timed(ours)
-        _agree(their_first, our_first)
-        _agree(their_loss, our_loss)
+        (their_losses, *slow), (our_losses, *fast) = _turn(theirs), _turn(partial(timed, ours))
+        for pair in zip(their_losses, our_losses, strict=True):
+            _agree(*pair)
         taken.append((*slow, *fast))
     torch_wall, torch_processor, redco_wall, redco_processor = ([row[index] for row in taken] for index in range(4))
     medians = [1e3 * statistics.median(wall) for wall in (torch_wall, redco_wall)]
     print("ms a step: torch {:.0f}, redco {:.0f}".format(*medians), end="; ")
     processor = statistics.median(a / b for a, b in zip(torch_processor, redco_processor, strict=True))
     print(f"ratio at best {min(torch_wall) / min(redco_wall):.2f}, of processor time {processor:.2f}", end="; ")
-    print(f"load {os.getloadavg()[0]:.1f}; losses agree, last {our_loss:.4f}")
+    print(f"load {os.getloadavg()[0]:.1f}; losses agree, last {our_losses[-1]:.4f}")
     ratios = [a / b for a, b in zip(torch_wall, redco_wall, strict=True)]
     middle = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}; {rounds} rounds)"
     print(f"=> tokens/s of redco / PyTorch transformers, {what}: {middle}")
+
+
+def _turn(step: Timed) -> tuple[Sequence[float], float, float]:
+    """The losses of its steps, and of those that are timed the median wall time and processor time."""
+    losses, walls, processors = zip(*(step() for _ in range(TURN)), strict=True)
+    return losses, statistics.median(walls[1:]), statistics.median(processors[1:])
 
 
 def _agree(theirs: float, ours: float) -> None:
