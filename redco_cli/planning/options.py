@@ -12,7 +12,7 @@ moves its bytes over the slow link.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,21 +133,25 @@ class Planner:
         figures = memory, work.slow, work.fast, computing + work.moving, work.products, work.update_flops
         return Option(self.workload, plan, micro_batch_size, reshard_after_forward, *figures)
 
-    def bound(self, plan: Plan, micro_batch_size: int) -> tuple[int, float]:
-        """What no way on a mesh is below: bytes of the state on one device, and seconds of a step.
+    def state(self, plan: Plan) -> int:
+        """Bytes of parameters and optimizer state on one device: no way on a mesh needs less."""
+        specs, _ = partition(plan.specs, self.workload.frozen)
+        return plan.bytes_per_device + bytes_per_device(
+            self._opt_state, follow(self._opt_state, self._trainable, specs), plan.mesh
+        )
+
+    def least_seconds(self, ways: Sequence[tuple[Plan, int]]) -> list[float]:
+        """What a step takes at least on each mesh, with its largest micro-batch, which moves least.
 
         But for gradients over `data` that passes add up in fewer bytes than one makes: the seconds are of one pass.
-
-        Args:
-            plan: on the mesh.
-            micro_batch_size: the largest, which moves least.
         """
-        program = next(iter(self._programs.values()), None) or self._program(plan.mesh[DATA] * plan.mesh[FSDP])
-        work = self._work(plan, micro_batch_size, program.products, regathers=False)
-        specs, _ = partition(plan.specs, self.workload.frozen)
-        follows = follow(self._opt_state, self._trainable, specs)
-        state = plan.bytes_per_device + bytes_per_device(self._opt_state, follows, plan.mesh)
-        return state, work.computing + work.moving
+        if not ways:
+            return []
+        moving = [self._work(*way, Products(), regathers=False).moving for way in ways]
+        likely, _ = ways[moving.index(min(moving))]
+        products = self._program(likely.mesh[DATA] * likely.mesh[FSDP]).products  # about those of the others, too
+        works = [self._work(*way, products, regathers=False) for way in ways]
+        return [work.computing + work.moving for work in works]
 
     def _work(self, plan: Plan, micro_batch_size: int, traced: Products, *, regathers: bool) -> _Work:
         """What a step computes and moves; `traced` are the products of the batch that is traced."""

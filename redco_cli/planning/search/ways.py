@@ -2,13 +2,15 @@
 
 Branch and bound: what a mesh cannot be below is known from its plan, before memory is estimated from the gradient of
 the loss, which is traced anew for each number of devices that split a batch. Meshes are taken in the order of these
-bounds, and left out where as many others as are wanted rank before theirs.
+bounds, and left out where as many others as are wanted rank before theirs. Where the state fits on no mesh, nothing
+will: only the ways that recompute most are estimated, which need least.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from redco_cli.errors import DeviceError, ModelError
 from redco_cli.models.decoder.block import Remat
@@ -20,6 +22,28 @@ from redco_cli.sharding.plan import AXES, DATA, FSDP, TENSOR, Plan
 
 _LESS_AND_LESS: tuple[tuple[Remat, ...], ...] = (("dots",), ("attention",), ("full", "offload"))
 """What may be recomputed where memory is short: the later, the less of it is kept."""
+
+
+@dataclass(frozen=True)
+class _Possible:
+    """The meshes that a workload can run on, each with the micro-batches that split it evenly, the largest first."""
+
+    planner: Planner
+    plans: list[tuple[Plan, list[int]]]
+
+    def with_room(self, devices: Devices) -> list[bool]:
+        """Whether the state alone fits, on each."""
+        return [devices.memory is None or self.planner.state(plan) <= devices.memory for plan, _ in self.plans]
+
+    def bounds(self, devices: Devices) -> list[tuple[bool, float]]:
+        """What no way on each ranks before."""
+        rooms = self.with_room(devices)
+        roomy = [(plan, sizes[0]) for (plan, sizes), room in zip(self.plans, rooms, strict=True) if room]
+        seconds = iter(self.planner.least_seconds(roomy))
+        return [
+            (False, next(seconds)) if room else (True, float(self.planner.state(plan)))
+            for (plan, _), room in zip(self.plans, rooms, strict=True)
+        ]
 
 
 @collected_rarely()
@@ -42,15 +66,19 @@ def options(
     """
     given = sizes if sizes is not None else workload.mesh
     candidates = [dict(given)] if given is not None else list(meshes(devices))
-    found, refused = _on_meshes(workload, devices, candidates, (), wanted)
-    if not found:
+    possible, refused = _possible(workload, devices, candidates)
+    if not possible.plans:
         problem = f"no mesh of {devices.count} devices is possible: {refused[0]}"
         raise DeviceError(workload.where("mesh"), problem, "take another number of devices, or another batch")
-    for recomputed in () if workload.recomputing is None or devices.memory is None else _LESS_AND_LESS:
-        if _is_plain(min(found, key=lambda option: _rank(option, devices.memory)), devices):
+    levels = () if workload.recomputing is None or devices.memory is None else _LESS_AND_LESS
+    hopeless = wanted is not None and not any(possible.with_room(devices))
+    found = [] if hopeless and levels else _best_of(possible, devices, (), wanted)
+    for recomputed in levels[-1:] if hopeless else levels:
+        if found and _is_plain(min(found, key=lambda option: _rank(option, devices.memory)), devices):
             break
         for remat in recomputed:
             found += _recomputing(workload, devices, candidates, remat, found, wanted)
+    found = found or _best_of(possible, devices, (), wanted)  # this model cannot recompute
     return sorted(found, key=lambda option: _rank(option, devices.memory)), refused
 
 
@@ -75,37 +103,40 @@ def _recomputing(
     assert workload.recomputing is not None
     if remat != "offload" or devices.host_link is not None:
         with contextlib.suppress(ModelError):  # many classes of transformers cannot recompute
-            return _on_meshes(workload.recomputing(remat), devices, candidates, others, wanted)[0]
+            possible, _ = _possible(workload.recomputing(remat), devices, candidates)
+            return _best_of(possible, devices, others, wanted)
     return []
 
 
-def _on_meshes(
-    workload: Workload,
-    devices: Devices,
-    candidates: Sequence[Mapping[str, int]],
-    others: Sequence[Option],
-    wanted: int | None,
-) -> tuple[list[Option], list[str]]:
-    """The best way on each mesh that may be among those that are `wanted`, `others` being known already."""
+def _possible(
+    workload: Workload, devices: Devices, candidates: Sequence[Mapping[str, int]]
+) -> tuple[_Possible, list[str]]:
+    """The meshes that are, and what keeps the others out."""
     planner = Planner(workload, devices, workload.micro_batch_size or workload.global_batch_size)
     plans: list[tuple[Plan, list[int]]] = []
     refused: list[str] = []
     for sizes in candidates:
         try:
-            possible = _micro_batches(workload, sizes)
-            plans.append((planner.plan(sizes), possible))
+            micro_batches = _micro_batches(workload, sizes)
+            plans.append((planner.plan(sizes), micro_batches))
         except DeviceError as error:
             if len(candidates) == 1:
                 raise
             refused.append(str(error.problems[0].problem))
-    bounds = [(False, 0.0)] * len(plans) if wanted is None else [_bound(planner, *one, devices) for one in plans]
+    return _Possible(planner, plans), refused
+
+
+def _best_of(possible: _Possible, devices: Devices, others: Sequence[Option], wanted: int | None) -> list[Option]:
+    """The best way on each mesh that may be among those that are `wanted`, `others` being known already."""
+    plans = possible.plans
+    bounds = [(False, 0.0)] * len(plans) if wanted is None else possible.bounds(devices)
     found: dict[int, Option] = {}
     for place in sorted(range(len(plans)), key=lambda place: bounds[place]):
         ranks = sorted(_rank(option, devices.memory) for option in (*others, *found.values()))
         if wanted is not None and len(ranks) >= wanted and bounds[place] > ranks[wanted - 1]:
             break
-        found[place] = _best(planner, *plans[place], devices.memory)
-    return [found[place] for place in sorted(found)], refused
+        found[place] = _best(possible.planner, *plans[place], devices.memory)
+    return [found[place] for place in sorted(found)]
 
 
 def _micro_batches(workload: Workload, sizes: Mapping[str, int]) -> list[int]:
@@ -133,13 +164,6 @@ def _best(planner: Planner, plan: Plan, possible: Sequence[int], memory: int | N
 def _rank(option: Option, memory: int | None) -> tuple[bool, float]:
     fits = option.fits(memory)
     return not fits, option.seconds if fits else float(option.memory.total)
-
-
-def _bound(planner: Planner, plan: Plan, possible: Sequence[int], devices: Devices) -> tuple[bool, float]:
-    """What no way on a mesh ranks before."""
-    state, seconds = planner.bound(plan, possible[0])
-    fits = devices.memory is None or state <= devices.memory
-    return not fits, seconds if fits else float(state)
 
 
 def _is_plain(option: Option, devices: Devices) -> bool:
