@@ -76,27 +76,21 @@ def factors_of(use, rank, dora):
 
 
 PLAIN = ("plain", "lookup", "experts apart")
-"""What is tried without a magnitude in every run of the tests."""
-SLOWLY = ("layers", "while", "one input, many experts")
-"""What is tried with one in `make test-all` only."""
+"""What is tried without a magnitude in every run of the tests, and the rest in `make test-all` only."""
+DORA = tuple(name for name in PROGRAMS if name not in ("layers", "while", "one input, many experts", "lookup"))
+"""The same with one; lookups have none."""
 
 
-@pytest.mark.parametrize(
-    ("name", "dora"),
-    [
-        pytest.param(
-            name, dora, marks=() if name in (set(PROGRAMS) - {*SLOWLY} if dora else PLAIN) else pytest.mark.slow
-        )
-        for name in PROGRAMS
-        for dora in (False, True)
-    ],
-)
+def chosen(names, *, dora):
+    every = (name for name in PROGRAMS if not dora or name != "lookup")
+    return [pytest.param(name, dora, marks=() if name in names else pytest.mark.slow) for name in every]
+
+
+@pytest.mark.parametrize(("name", "dora"), [*chosen(PLAIN, dora=False), *chosen(DORA, dora=True)])
 def test_an_adapter_does_what_the_merged_weight_does(name, dora):
     program, shape = PROGRAMS[name]
     params = {"w": drawn(shape)}
     use = uses_of(program, params, X)["w"][0]
-    if dora and use.kind == "lookup":
-        return
     how, factors = LowRank(2, 0.3), factors_of(use, 2, dora)
     adapted = adapting(program, {"w": how})
     expected = program({"w": merged(params["w"], factors, how, use)}, X)

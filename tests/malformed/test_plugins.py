@@ -539,13 +539,14 @@ AT_THE_FIRST_EVALUATION = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] if number % 2 else [])
-        for number, name in enumerate(AT_THE_FIRST_EVALUATION)
-    ],
-)
+QUICKLY = ("output: too few", "output: no JSON", "metrics: nothing", "metrics: not the one that decides")
+"""What is tried in every run of the tests; the others in `make test-all` only."""
+EVALUATED = [
+    name if name in QUICKLY else pytest.param(name, marks=pytest.mark.slow) for name in AT_THE_FIRST_EVALUATION
+]
+
+
+@pytest.mark.parametrize("name", EVALUATED)
 def test_found_at_the_first_evaluation_with_the_steps_before_it_saved(folder, name: str) -> None:
     case = AT_THE_FIRST_EVALUATION[name]
     folder.plugin(*case.replaced, plus=case.plus)
