@@ -43,6 +43,7 @@ class Splits:
         self.shapes = flat.arrays.shapes
         self.known: list[DimShardings | None] = [None] * len(self.shapes)
         self._maker: dict[int, Op] = {}
+        self._free: set[int] = set()
 
     def run(self, flat: FlatProgram, inputs: Sequence[DimShardings | None]) -> list[DimShardings | None]:
         """Follows one program.
@@ -57,10 +58,12 @@ class Splits:
         known, maker = self.known, self._maker
         for array, dims in zip(flat.inputs, inputs, strict=True):
             known[array] = dims
+            (self._free.add if dims is None else self._free.discard)(array)
         for op in flat.ops:
             for array, dims in zip(op.results, _RULES.get(op.name, same_place)(self, op), strict=True):
                 known[array] = dims
                 maker[array] = op
+                (self._free.add if self._has_no_preference(op, array) else self._free.discard)(array)
         return [self.of(array) for array in flat.outputs]
 
     def of(self, array: int) -> DimShardings | None:
@@ -72,11 +75,11 @@ class Splits:
 
         So are the arrays that it is made of, element by element.
         """
-        if array == LITERAL or len(self.shapes[array]) != len(dims) or self.known[array] == dims:
+        if array not in self._free or len(self.shapes[array]) != len(dims) or self.known[array] == dims:
             return
         maker, shape, mine = self._maker.get(array), self.shapes[array], self.known[array]
         if maker is not None and maker.name in ELEMENTWISE | VIEWS:
-            alike = [operand for operand in maker.operands if operand != LITERAL and self.shapes[operand] == shape]
+            alike = self._alike(maker, shape)
             for operand in alike:
                 self.settle(operand, dims)
             merged = join([mine, *map(self.of, alike)])
@@ -85,13 +88,25 @@ class Splits:
             size = dict(zip(maker.params["broadcast_dimensions"], source, strict=True))
             repeated = tuple(theirs if size.get(dim) != shape[dim] else () for dim, theirs in enumerate(dims))
             merged = join([mine, repeated])
-        elif maker is not None and maker.name.startswith("scatter") and self._is_filled(maker.operands[0]):
+        elif maker is not None and maker.name.startswith("scatter"):
             self.settle(maker.operands[0], dims)
             merged = join([mine, dims])
         else:
             merged = mine
         merged = dims if merged is None else merged
         self.known[array] = tuple(() if size == 1 else axes for size, axes in zip(shape, merged, strict=True))
+
+    def _has_no_preference(self, maker: Op, array: int) -> bool:
+        if maker.name in ELEMENTWISE | VIEWS:
+            alike = self._alike(maker, self.shapes[array])
+            return self.known[array] is None or (bool(alike) and self._free.issuperset(alike))
+        if maker.name.startswith("scatter"):
+            return self._is_filled(maker.operands[0])
+        return self.known[array] is None or maker.name == "broadcast_in_dim"
+
+    def _alike(self, maker: Op, shape: Any) -> list[int]:
+        """What an array is made of element by element."""
+        return [operand for operand in maker.operands if operand != LITERAL and self.shapes[operand] == shape]
 
     def _is_filled(self, array: int) -> bool:
         """Whether an array is one number, repeated."""

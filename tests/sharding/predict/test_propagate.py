@@ -135,6 +135,22 @@ def test_zeros_of_a_branch_are_split_as_what_another_returns():
     assert {splits[array] for array in matrices} == {(BATCH, ())}
 
 
+def test_what_a_mask_meets_stays_whole_beside_a_gradient_that_is_split():
+    """The mask has no preference, what it is applied to has: no forward pass is split for a backward one."""
+
+    def masked(x):
+        return jnp.sin(jnp.where(jnp.tril(jnp.ones((B, L, D), bool)), x, 0.0))
+
+    flat = flatten(jax.make_jaxpr(lambda x, w: jax.grad(lambda x: (masked(x) @ w).sum())(x))(f32(B, L, D), f32(D, F)))
+    splits = propagate(flat, [X, ROWS])
+    [kept] = [op.results[0] for op in flat.ops if op.name == "cos"]
+    [gradient] = [
+        op.results[0] for op in flat.ops if op.name == "dot_general" and flat.arrays.shapes[op.results[0]][-1] == D
+    ]
+    assert splits[kept] == (BATCH, (), ())
+    assert splits[gradient][-1] == ("tensor",)
+
+
 def test_the_largest_of_uneven_shards_counts():
     closed = jax.make_jaxpr(jnp.sin)(f32(9, D))
     flat = flatten(closed)
