@@ -25,6 +25,10 @@ from redco_cli.runtime.rendezvous.join import joined
 from redco_cli.shell import Checkpoint, Commands, Json, Overrides, RecipeArgument, show_warning
 from redco_cli.version import __version__
 
+ComputeType = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None, typer.Option(help="It computes in; default: bfloat16.")
+]
+_MOST = 2**20  # examples of a step, and tokens of an example, that are planned
 app = typer.Typer(
     name="redco",
     cls=Commands,
@@ -186,9 +190,9 @@ def inspect_sharding(
         str | None, typer.Option(metavar="AXES", help="Such as data=1,fsdp=4,tensor=2; default: the fastest.")
     ] = None,
     device_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Of one device, such as 80GiB.")] = None,
-    batch_size: Annotated[int | None, typer.Option(metavar="N", min=1, help="Examples per step.")] = None,
-    seq_length: Annotated[int | None, typer.Option(metavar="N", min=1, help="Tokens per example.")] = None,
-    dtype: Annotated[str | None, typer.Option(metavar="TYPE", help="It computes in; default: bfloat16.")] = None,
+    batch_size: Annotated[int | None, typer.Option(metavar="N", min=1, max=_MOST, help="Examples per step.")] = None,
+    seq_length: Annotated[int | None, typer.Option(metavar="N", min=1, max=_MOST, help="Tokens per example.")] = None,
+    dtype: ComputeType = None,
     target: Annotated[str | None, typer.Option(metavar="CHIPS", help="Such as h100:8, v5e:4x4, 2*v6e:16x16.")] = None,
     compile_it: Annotated[
         bool, typer.Option("--compile", help="Compile the step: for the target, the GPUs here, or simulated CPUs.")

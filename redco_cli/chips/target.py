@@ -17,6 +17,8 @@ from redco_cli.recipe.explain import did_you_mean
 _WRITTEN = re.compile(
     r"(?:(?P<groups>[1-9]\d{0,3})\*)?(?P<chip>[a-z0-9]+)(?::(?P<sizes>[1-9]\d{0,4}(?:x[1-9]\d{0,4}){0,2}))?"
 )
+_LARGEST_SLICE = {"v5e": 256, "v6e": 256, "v5p": 8960, "tpu7x": 9216}
+"""Chips of a whole pod, as Google Cloud's pages on each version of TPU say."""
 EXAMPLES = "h100:8, 2*h100:8, v5e:4x4 or 2*v6e:16x16"
 
 
@@ -86,7 +88,21 @@ def parse_target(text: str, where: str) -> Target:
                 where, problem, f"take a multiple of {chip.of_a_host}, or name hosts, such as 2*{chip.name}:6"
             )
         groups, sizes = groups * (sizes[0] // chip.of_a_host), (chip.of_a_host,)
+    if chip.torus:
+        _check_slice(chip, sizes, where)
     return Target(chip, groups, sizes)
+
+
+def _check_slice(chip: Chip, sizes: tuple[int, ...], where: str) -> None:
+    """Refuses slices that nobody can have: cut off a square of 16 by halves, or made of cubes of 4, and their parts."""
+    flat, most = chip.torus == 2, _LARGEST_SLICE[chip.name]
+    has_form = all(size in (1, 2, 4, 8, 16) if flat else size in (1, 2) or size % 4 == 0 for size in sizes)
+    if has_form and math.prod(sizes) <= most:
+        return
+    text = "x".join(map(str, sizes))
+    forms = "1, 2, 4, 8 or 16 chips along each dim" if flat else "1, 2 or a multiple of 4 chips along each dim"
+    problem = f"{chip.name} has no slice of {text}: a slice has {forms}, and {most:,} in all at most"
+    raise UsageError(where, problem, f"write such as {chip.name}:{'4x4' if flat else '4x4x4'}")
 
 
 _TARGET: ContextVar[Target | None] = ContextVar("target", default=None)

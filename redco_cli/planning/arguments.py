@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
-from redco_cli.chips.target import chip_of
+from redco_cli.chips.target import Target, chip_of
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import UsageError
 from redco_cli.recipe.explain import did_you_mean
@@ -30,6 +30,7 @@ _UNITS: dict[str, int] = {
     **{letter + rest: 1024**power for power, letter in enumerate(_LETTERS, 1) for rest in ("", "i", "ib")},
 }
 _MOST = 2**60
+_HIGHEST_PRICE = 1e6
 _LONGEST = 40  # characters of a wrong value that a message repeats
 
 
@@ -92,6 +93,22 @@ def parse_mesh(text: str, where: str) -> dict[str, int]:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
+
+
+def check_asked(price: float | None, target: Target | None, *, cycles: bool) -> None:
+    """Refuses what is asked of a plan for no target, or for another one.
+
+    Raises:
+        UsageError: there is no such price, or nothing that has it; or nothing whose cycles a compiler could say.
+    """
+    if cycles and (target is None or target.chip.platform != "tpu"):
+        problem = "cycles are what the compiler of a TPU says of a step"
+        raise UsageError("--cycles", problem, "add such as --target v5e:2x4; --compile is for all devices")
+    if price is not None and not price <= _HIGHEST_PRICE:
+        raise UsageError("--price", f"{price:g} is no price of a chip for an hour", "write such as 2.5")
+    if target is None and price is not None:
+        problem = "there is no --target whose chips it is the price of"
+        raise UsageError("--price", problem, "add such as --target h100:8")
 
 
 def devices_to_compile_for(

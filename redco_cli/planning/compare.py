@@ -35,7 +35,10 @@ def _seconds(report: Report) -> Mapping[str, float]:
 
 
 def _label(report: Report) -> str:
-    return f"{report.model} on {','.join(f'{axis}={size}' for axis, size in report.chosen.mesh.items())}"
+    mesh = ",".join(f"{axis}={size}" for axis, size in report.chosen.mesh.items())
+    length = "" if report.seq_length is None else f" of {report.seq_length} tokens"
+    step = f"{report.global_batch_size} examples{length}, micro-batch {report.chosen.micro_batch_size}"
+    return f"{report.model} on {mesh} ({step}, remat {report.chosen.remat}, {report.dtype})"
 
 
 def _traffic(report: Report) -> Mapping[str, float]:

@@ -14,6 +14,7 @@ import jax
 from redco_cli.chips.target import Target, chip_of, parse_target, targeting
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError, UsageError
+from redco_cli.planning.arguments import check_asked
 from redco_cli.planning.choice import memory_of_a_device
 from redco_cli.planning.compare import compare
 from redco_cli.planning.compiled import compile_step
@@ -25,15 +26,14 @@ from redco_cli.planning.search.remedies import does_fit, remedies_for
 from redco_cli.planning.search.ways import options
 from redco_cli.planning.targets.compile import compile_for
 from redco_cli.planning.targets.fastest import Outcome, in_front, try_for
-from redco_cli.planning.targets.speed import Forward, compiled_speed, forward_of, planned_speed
-from redco_cli.planning.timing import Speed
+from redco_cli.planning.targets.speed import Forward, fastest_first, forward_of, speed_of
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.decide.follow import followers
 from redco_cli.sharding.decide.guards import checked_sizes
 from redco_cli.sharding.predict.memory import StepMemory
 
 DEVICES_OF_A_HOST = 8
-RUNNERS_UP = 3
+RUNNERS_UP, CONSIDERED = 3, 6  # other ways that are shown, and those in all that are looked at more closely
 
 
 def inspect(
@@ -42,6 +42,7 @@ def inspect(
     devices: int | None = None,
     hosts: int | None = None,
     mesh: Mapping[str, int] | None = None,
+    mesh_given_by: str = "--mesh",
     device_memory: int | None = None,
     batch_size: int | None = None,
     seq_length: int | None = None,
@@ -57,6 +58,7 @@ def inspect(
         devices: how many; default: those of the mesh, or of this machine.
         hosts: how many; default: one for eight devices.
         mesh: sizes of the axes; default: the recipe's, or the best.
+        mesh_given_by: what an error about it names.
         device_memory: bytes of one device; default: what the devices of this machine say.
         batch_size: examples in a step; default: the recipe's, or 64.
         seq_length: tokens in an example of a model.
@@ -70,23 +72,22 @@ def inspect(
         RedcoError: there is no such model, or the mesh does not fit it or the devices.
     """
     chips = None if target is None else parse_target(target, "--target")
-    _check_asked(price, chips, cycles=compile_it == "cycles")
+    check_asked(price, chips, cycles=compile_it == "cycles")
     with targeting(chips):
         workload = find_workload(model, batch_size=batch_size, seq_length=seq_length, dtype=dtype)
-        sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", "--mesh"))
-        place = "--mesh" if mesh is not None else workload.where("mesh")
+        sizes = workload.mesh if mesh is None else checked_sizes(mesh, lambda key: key.replace("mesh", mesh_given_by))
+        place = mesh_given_by if mesh is not None else workload.where("mesh")
         given = (devices, hosts, device_memory)
         machine = _machine(*given, sizes, place, bool(compile_it)) if chips is None else _targeted(chips, *given)
         _check_count(sizes, machine.count, place)
-        ways, _ = options(workload, machine, sizes, wanted=RUNNERS_UP + 1)
+        ways, forward = _considered(workload, machine, sizes, chips)
         asked = {"model": model, "batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
         tried = try_for(chips, ways, asked, machine.memory) if workload.compares and sizes is None else []
         ways = in_front(tried, ways)
         best = ways[0]
-        forward = None if chips is None else forward_of(workload)
     outcome = tried[0].outcome if tried else _compiled(chips, best, asked, compile_it) if compile_it else (None, None)
     fits = does_fit(best.memory.total, outcome[0], machine.memory)
-    speed = None if fits is False else _timed(chips, best, forward, outcome, price)
+    speed = None if fits is False else speed_of(chips, best, forward, outcome, price)
     return build_report(
         best.plan,
         model=workload.name,
@@ -107,13 +108,15 @@ def inspect(
     )
 
 
-def _check_asked(price: float | None, target: Target | None, *, cycles: bool) -> None:
-    if cycles and (target is None or target.chip.platform != "tpu"):
-        problem = "cycles are what the compiler of a TPU says of a step"
-        raise UsageError("--cycles", problem, "add such as --target v5e:2x4; --compile is for all devices")
-    if target is None and price is not None:
-        problem = "there is no --target whose chips it is the price of"
-        raise UsageError("--price", problem, "add such as --target h100:8")
+def _considered(
+    workload: Workload, machine: Devices, sizes: Mapping[str, int] | None, target: Target | None
+) -> tuple[list[Option], Forward | None]:
+    """The best few ways, and what a forward pass takes; for a target, by the step time that is printed of them."""
+    ways, _ = options(workload, machine, sizes, wanted=CONSIDERED)
+    if target is None:
+        return ways, None
+    forward = forward_of(workload)
+    return fastest_first(ways, target, forward, machine.memory), forward
 
 
 def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any], how: bool | str) -> Outcome:
@@ -126,22 +129,6 @@ def _remedies(
 ) -> list[str]:
     with targeting(target):
         return remedies_for(workload, best, machine, sizes)
-
-
-def _timed(
-    target: Target | None,
-    best: Option,
-    forward: Forward | None,
-    outcome: Outcome | tuple[None, None],
-    price: float | None,
-) -> Speed | None:
-    """How fast a step that fits is: by its program where it was compiled, else by its plan."""
-    compiled, events = outcome
-    if target is None or forward is None:
-        return None
-    if compiled is None:
-        return planned_speed(best, target, forward, price)
-    return None if events is None else compiled_speed(events, best, target, forward, price)
 
 
 def _machine(
@@ -235,7 +222,8 @@ def inspect_sharding(
         raise UsageError("--diff", "given beside --why, and only one other plan is compared", "give one of them")
     report = inspect(model, mesh=mesh, **asked)
     if why is not None or diff is not None:
-        other = inspect(diff or model, mesh=mesh if why is None else why, **asked)
+        another = {"mesh": mesh} if why is None else {"mesh": why, "mesh_given_by": "--why"}
+        other = inspect(diff or model, **another, **asked)
         report = replace(report, comparison=compare(report, other))
     if svg is not None:
         write_picture(report, Path(svg))

@@ -120,7 +120,7 @@ class Comparison:
     """Two plans side by side.
 
     Attributes:
-        first: the model and mesh that is reported.
+        first: the model, mesh and step that are reported.
         second: those of the other.
         first_fits: whether it fits; None where that is not known.
         second_fits: likewise the other.

@@ -14,6 +14,7 @@ import optax
 
 from redco_cli.batch_sizes import micro_batch_size
 from redco_cli.chips.compiler import Value, step_options
+from redco_cli.console import warn
 from redco_cli.errors import UsageError
 from redco_cli.job import Job, prepare
 from redco_cli.models.config.read import read_config
@@ -36,9 +37,12 @@ from redco_cli.training.session import plan_updates
 from redco_cli.training.step import StateUpdate
 from redco_cli.training.timeline import make_timeline
 
-DEFAULT_SEQ_LENGTH = 1024
+DEFAULT_SEQ_LENGTH, _LONGEST = 1024, 4096
 DEFAULT_DTYPE = "bfloat16"
 """What a model that is named without a recipe computes in, as most are trained; its parameters are float32."""
+
+_OPTIONS = {"train.global_batch_size": "--batch-size", "mesh": "--mesh"}
+"""Where a model has no recipe, the options that stand for keys of one."""
 
 
 @dataclass(frozen=True)
@@ -206,14 +210,19 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
     place = " ".join(target.split())[:60]
 
     def where(key: str) -> str:
-        return f"{place}: {key}"
+        return f"{place}: {_OPTIONS.get(key, key)}"
 
-    model_type = read_config(section, where=where).model_type
-    name = model_type if target.lstrip().startswith("{") else target if known is None else known.name
+    config = read_config(section, where=where)
+    name = config.model_type if target.lstrip().startswith("{") else target if known is None else known.name
 
     def with_remat(remat: Remat) -> Workload:
         model = resolve_model(section, where=where, remat=remat)
-        length = seq_length or (known.seq_length if known is not None else _positions(model.config))
+        has_tokens = not isinstance(model, DiffusionModel) and model.task != "image_classification"
+        if seq_length is not None and not has_tokens:
+            raise UsageError("--seq-length", f"the examples of {name} are images, and no tokens", "leave it out")
+        length = seq_length or (
+            known.seq_length if known else min(_positions(model.config) or DEFAULT_SEQ_LENGTH, _LONGEST)
+        )
         whole_batch = not isinstance(model, DiffusionModel) and model.task == "clip"
         return Workload(
             name=name,
@@ -225,7 +234,7 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
             batch=lambda size: default_batch(model, size, length),
             global_batch_size=batch_size,
             micro_batch_size=batch_size if whole_batch else None,
-            seq_length=None if isinstance(model, DiffusionModel) or model.task == "image_classification" else length,
+            seq_length=length if has_tokens else None,
             mesh=None,
             override=(),
             remat=remat,
@@ -236,7 +245,11 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
             xla=step_options("auto"),
         )
 
-    return with_remat("none")
+    workload = with_remat("none")
+    positions = _positions(config)
+    if seq_length is not None and positions is not None and seq_length > positions:
+        warn(f"{name} has {positions:,} positions, and --seq-length is {seq_length:,}")
+    return workload
 
 
 def _kept_in(dtype: str, params: Any) -> Any:
@@ -268,10 +281,10 @@ def _is_directory(target: str) -> bool:
     return os.path.isdir(os.path.expanduser(target))
 
 
-def _positions(config: Any) -> int:
+def _positions(config: Any) -> int | None:
+    """Tokens that a model was made for; None where its config does not say."""
     config = getattr(config, "text_config", None) or config
-    for name in ("max_position_embeddings", "n_positions", "max_target_positions"):
-        value = getattr(config, name, None)
-        if isinstance(value, int) and value > 0:
-            return min(value, 4096)
-    return DEFAULT_SEQ_LENGTH
+    values = (
+        getattr(config, name, None) for name in ("max_position_embeddings", "n_positions", "max_target_positions")
+    )
+    return next((value for value in values if isinstance(value, int) and value > 0), None)

@@ -231,7 +231,7 @@ def test_what_is_decided_is_kept(tiny: Workload) -> None:
 def test_a_batch_that_nothing_divides_is_refused(tiny: Workload) -> None:
     with pytest.raises(DeviceError) as refused:
         options(tiny, Devices(7, 1, None))
-    problem = str(refused.value).partition(": mesh: ")[2]
+    problem = str(refused.value).partition(": --mesh: ")[2]
     assert problem == (
         "no mesh of 7 devices is possible: a batch of 16 examples cannot be split evenly over 7 devices\n"
         "  -> take another number of devices, or another batch"
@@ -239,8 +239,7 @@ def test_a_batch_that_nothing_divides_is_refused(tiny: Workload) -> None:
     with pytest.raises(DeviceError) as refused:
         options(tiny, Devices(32, 4, None), {"data": 32, "fsdp": 1, "tensor": 1})
     assert str(refused.value).endswith(
-        "train.global_batch_size: a batch of 16 examples cannot be split evenly over 32 devices\n"
-        "  -> take a multiple of 32"
+        "--batch-size: a batch of 16 examples cannot be split evenly over 32 devices\n  -> take a multiple of 32"
     )
     ways, refusals = options(tiny, Devices(32, 4, None))
     assert {way.plan.mesh["data"] * way.plan.mesh["fsdp"] for way in ways} <= {4, 8, 16}

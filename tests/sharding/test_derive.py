@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import derive, make_plan, read
+from redco_cli.sharding.plan import as_dims
 from tests.sharding.programs.catalogue import program
 from tests.sharding.programs.small import LAYERS, attend, norm, token_loss
 from tests.sharding.shorthand import abbreviated, axis_kinds, f32, gathered, reasons, shaped, stored
@@ -894,3 +895,27 @@ def test_partial_sums_that_are_added_before_anything_else_are_moved_once(added, 
     params = shaped({"a": (D, F), "b": (F, D), "c": (D, F), "d": (F, D)})
     plan = derive(loss, params, {"x": jax.ShapeDtypeStruct((B, L, D), "float32")}, {"tensor": 4})
     assert sum(one.count for one in plan.collectives if one.what == "partial sums of a matmul") == count
+
+
+def rows_apart(params, x):
+    """Single rows and numbers of matrices, as of a token for what is masked, or of something that is logged."""
+    return (jnp.tanh(x @ params["up"]) @ params["down"] + params["down"][-1]).sum() + params["up"][0, 0] ** 2
+
+
+def test_a_row_of_a_matrix_makes_no_stack_of_layers_of_it():
+    params, x = {"up": f32(64, 256), "down": f32(256, 64)}, f32(16, 64)
+    found = derive(rows_apart, params, x, FSDP4).specs
+    assert all({axis for axes in as_dims(spec, 2) for axis in axes} == {"fsdp", "tensor"} for spec in found.values())
+
+
+def test_a_loop_of_no_turns_moves_nothing():
+    params, x = {"up": f32(64, 256), "down": f32(256, 64)}, f32(16, 64)
+
+    def loss(p, x):
+        block = lambda x, _: (x + jnp.tanh(x @ p["up"]) @ p["down"], None)  # noqa: E731
+        return block(jax.lax.scan(block, x, None, length=0)[0], 0)[0].sum()
+
+    once = derive(lambda p, x: (x + jnp.tanh(x @ p["up"]) @ p["down"]).sum(), params, x, FSDP4)
+    found = derive(loss, params, x, FSDP4)
+    assert found.specs == once.specs
+    assert sum(one.bytes for one in found.collectives) <= 1.1 * sum(one.bytes for one in once.collectives)

@@ -71,7 +71,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         elif (attend := self._pallas(q.shape, context)) is not None:
             mixed = self._attend_by_kernel(attend, q, k, v, layer, context)
         else:
-            attend = self._attend_fused if self._can_fuse(q.shape[1], context) else self._attend_in_blocks
+            attend = self._attend_fused if self._can_fuse(q.shape[1]) else self._attend_in_blocks
             mixed = attend(q, repeat_heads(k, c.heads), repeat_heads(v, c.heads), layer, context)
             if self.kernel != "cudnn":  # which is known by its primitive, and keeps more than this
                 mixed = checkpoint_name(mixed, ATTENDED)
@@ -88,11 +88,10 @@ class Attention(nn.Module):  # type: ignore[misc]
         x = x.reshape(*x.shape[:2], heads, c.head_dim)
         return Norm(c, self.dtype, name=norm)(x) if norm and c.qk_norm == "head" else x
 
-    def _can_fuse(self, length: int, context: AttentionContext) -> bool:
-        """Whether the kernel computes what is to be; cuDNN's has no gradient for odd lengths and a mask."""
-        told = context.mask is None and context.bias is None
-        can = told or self.kernel != "cudnn" or length % 2 == 0
-        return can and is_fused(self.config, self.kernel, train=self.train)
+    def _can_fuse(self, length: int) -> bool:
+        """Whether JAX's function computes what is to be; by cuDNN, it has a gradient for even lengths alone."""
+        has_gradient = self.kernel != "cudnn" or length % 2 == 0
+        return has_gradient and is_fused(self.config, self.kernel, train=self.train)
 
     def _pallas(self, shape: Sequence[int], context: AttentionContext) -> Callable[..., Array] | None:
         """The kernel of Pallas for queries [B, Q, H, D], where one computes what is to be and cuDNN's is not better."""
@@ -101,7 +100,7 @@ class Attention(nn.Module):  # type: ignore[misc]
             return None
         if self.kernel == "splash":
             return splash.attend if context.bias is None else None
-        told = context.mask is None and context.bias is None and is_fused(self.config, self.kernel, train=self.train)
+        told = context.mask is None and context.bias is None and self._can_fuse(shape[1])
         return flash.attend if self.kernel == "flash" or (self.kernel == "cudnn" and not told) else None
 
     def _attend_by_kernel(

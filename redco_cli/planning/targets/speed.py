@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -11,6 +11,7 @@ from redco_cli.chips.speeds import CLOCKS, SPEEDS, peak
 from redco_cli.chips.target import Target
 from redco_cli.models.decoder.experts.mix import evenly_chosen
 from redco_cli.planning.options import Option
+from redco_cli.planning.report import Compiled
 from redco_cli.planning.targets.roofline import FASTER, SLOWER, planned_events
 from redco_cli.planning.targets.seconds import StepTime, step_time
 from redco_cli.planning.timing import Constant, Speed, Term
@@ -51,6 +52,30 @@ def forward_of(workload: Workload) -> Forward:
         return Forward(count() if experts.met else needed, needed.flops)
 
 
+def speed_of(
+    target: Target | None,
+    best: Option,
+    forward: Forward | None,
+    outcome: tuple[Compiled | None, Sequence[Event] | None],
+    price: float | None,
+) -> Speed | None:
+    """How fast a step that fits is: by its program where it was compiled, else by its plan.
+
+    Args:
+        target: the devices; nothing is known without any, nor without `forward`.
+        best: the way to run it.
+        forward: what a forward pass takes.
+        outcome: what the compiler made of it, and what happens in that.
+        price: of a chip for an hour.
+    """
+    compiled, events = outcome
+    if target is None or forward is None:
+        return None
+    if compiled is None:
+        return planned_speed(best, target, forward, price)
+    return None if events is None else compiled_speed(events, best, target, forward, price)
+
+
 def compiled_speed(
     events: Sequence[Event], option: Option, target: Target, forward: Forward, price: float | None
 ) -> Speed:
@@ -64,6 +89,22 @@ def compiled_speed(
         price: of a chip for an hour.
     """
     return _speed("compiled", step_time(events, target), events, option, target, forward, price)
+
+
+def fastest_first(ways: Sequence[Option], target: Target, forward: Forward, memory: int | None) -> list[Option]:
+    """The ways that fit, by the step time that is printed of them, which their seconds are then; the others follow.
+
+    Args:
+        ways: those that are worth a closer look, by a rougher estimate.
+        target: the devices.
+        forward: what a forward pass takes.
+        memory: bytes of one device; None where that is not known.
+    """
+    fitting = []
+    for way in (one for one in ways if one.fits(memory)):
+        events = planned_events(way, forward.products, _passes(way.workload), target)
+        fitting.append(replace(way, seconds=step_time(events, target).typical))
+    return sorted(fitting, key=lambda way: way.seconds) + [way for way in ways if not way.fits(memory)]
 
 
 def planned_speed(option: Option, target: Target, forward: Forward, price: float | None) -> Speed:

@@ -71,10 +71,10 @@ def before_loop(params: Any, operands: Sequence[Any]) -> tuple[list[Any], dict[A
     if not weights or params["length"] < 2:
         return list(operands), {}
     for equation in jaxpr.eqns:  # cast where they live: it is cheaper to gather in fewer bits
-        if equation.primitive.name in VIEWS and equation.invars[0] in weights:
+        if equation.primitive.name in VIEWS and _variables(equation) and equation.invars[0] in weights:
             weights[equation.outvars[0]] = weights[equation.invars[0]].viewed(equation)
     made = list(_made_of(jaxpr, weights))
-    in_others = {atom for equation in made for atom in equation.invars}
+    in_others = {variable for equation in made for variable in _variables(equation)}
     fused = {x: unmerged(one) for x, one in weights.items() if is_fused(one) and x not in in_others}
     repeated = _repeated(weights | {x: one.value for x, one in fused.items()}, made)
     repeated |= {x: replace(one, value=repeated[x]) for x, one in fused.items()}
@@ -92,14 +92,19 @@ def _made_of(jaxpr: Any, weights: Mapping[Any, Any]) -> Iterator[Any]:
     """The equations of a loop that compute something of weights alone, no larger than these."""
     known = set(weights)
     for equation in jaxpr.eqns:
-        variables = [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
-        if equation.outvars[0] in known or not variables or not known.issuperset(variables):
+        variables, results = _variables(equation), equation.outvars
+        if not results or results[0] in known or not variables or not known.issuperset(variables):
             continue
         is_no_larger = _size(equation.outvars) <= _size(variables)
         floating = all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.outvars)
         if is_no_larger and floating and not equation.effects and not any(core.jaxprs_in_params(equation.params)):
             known.update(equation.outvars)
             yield equation
+
+
+def _variables(equation: Any) -> list[Any]:
+    """What an equation reads, but for numbers that are written in it."""
+    return [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
 
 
 def _size(variables: Sequence[Any]) -> int:

@@ -50,8 +50,8 @@ def predict_collectives(
     split += [{axis: sizes[TENSOR]} for axis in _uneven(reading.parameters, layouts, sizes)]
     split_features = _uneven_tables(reading, layouts, sizes)
     for collective, ways in _between_activations(split, costs):
-        if collective.what == LOOKED_UP and not split_features.isdisjoint(ways):
-            continue
+        if not collective.count or (collective.what == LOOKED_UP and not split_features.isdisjoint(ways)):
+            continue  # a loop of no turns, or rows that are not whole
         each = costs.bytes(collective, ways) // collective.count
         moved[collective.kind, TENSOR, collective.what] += [each] * collective.count
     for collective in costs.collectives(_cut_axes(reading, chosen, layouts, sizes)):

@@ -68,7 +68,7 @@ def _slice(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for i, (old, new) in enumerate(zip(aval.shape, shape, strict=True)):
         if old == new and not any(padding[i]):
             continue
-        if new == 1 and not x.from_batch:
+        if new == 1 and len(shape) > 2 and not x.from_batch:  # a matrix of a stack, and not a row of one
             mark_layer(x.dims[i])
         parts, cut = None, 0
         if aligned and 0 < new < old and old % new == 0 and starts[i] % new == 0:
