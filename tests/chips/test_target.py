@@ -12,6 +12,7 @@ from redco_cli.errors import UsageError
 from redco_cli.planning.devices import devices_here
 from redco_cli.planning.inspect import inspect
 from redco_cli.planning.workload import find_workload
+from redco_cli.plugin.state import Variables
 from tests.projects import LLAMA
 
 
@@ -42,6 +43,10 @@ def test_what_is_typed(typed, said, devices, of_a_group):
         ("h100:2x4", "the devices of h100 are counted"),
         ("v5e:8", "v5e:8 has 1 sizes, but slices of v5e have 2"),
         ("v5p:4x4", "slices of v5p have 3"),
+        ("v6e:3x5", "v6e has no slice of 3x5: a slice has 1, 2, 4, 8 or 16 chips along each dim, and 256 in all"),
+        ("v5e:32x32", "v5e has no slice of 32x32"),
+        ("v5p:4x4x6", "v5p has no slice of 4x4x6: a slice has 1, 2 or a multiple of 4 chips along each dim"),
+        ("tpu7x:32x32x32", "9,216 in all at most"),
         ("0*h100:8", "names no devices"),
         ("", "names no devices"),
     ],
@@ -64,12 +69,16 @@ def test_every_chip_is_whole():
         assert (chip.platform == "gpu") == (chip.multiprocessors is not None) == (chip.torus == 0)
 
 
-def attention_of(target, head_dim=64):
-    """The names of the operations of a step that is traced for some devices."""
+def attention_of(target, head_dim=64, seq_length=32):
+    """The names of the operations of a gradient that is traced for some devices."""
     with targeting(None if target is None else parse_target(target, "--target")):
-        workload = find_workload(json.dumps({**LLAMA, "head_dim": head_dim}), batch_size=8, seq_length=32)
-        batch = workload.batch(8)
-        return str(jax.make_jaxpr(lambda given, batch: workload.loss(given, batch, None).sum)(workload.abstract, batch))
+        workload = find_workload(json.dumps({**LLAMA, "head_dim": head_dim}), batch_size=8, seq_length=seq_length)
+        given, batch = workload.abstract, workload.batch(8)
+
+        def loss(params, batch):
+            return workload.loss(Variables(params, step=given.step), batch, None).sum
+
+        return str(jax.make_jaxpr(jax.grad(loss))(given.params, batch))
 
 
 def test_a_gpu_runs_its_own_attention_wherever_it_is_planned():
@@ -91,6 +100,13 @@ def test_padding_is_no_mask_for_a_gpu():
 @pytest.mark.parametrize(("target", "fused"), [("h100:8", True), ("a100:8", False), ("b200:8", False)])
 def test_heads_of_256_have_a_kernel_on_hopper(target, fused):
     assert ("dot_product_attention_fwd" in attention_of(target, head_dim=256)) == fused
+
+
+def test_odd_lengths_have_a_gradient_by_another_kernel():
+    """JAX refuses cuDNN's for them, as it takes the place of a bias for one."""
+    found = attention_of("h100:8", seq_length=257)
+    assert "dot_product_attention_fwd" not in found
+    assert "flash_backward_dq" in found
 
 
 @pytest.mark.parametrize(

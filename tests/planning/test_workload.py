@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from redco_cli.errors import RedcoError
+from redco_cli.errors import RedcoError, UsageError
 from redco_cli.models.resolve import resolve_model
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.search.ways import options
@@ -18,6 +18,7 @@ from redco_cli.plugin.state import Variables
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.recipe.shipped import shipped_recipes
 from tests.models.flax.tiny import CONFIGS
+from tests.projects import LLAMA
 
 PLUGIN = """
 import flax.linen as nn
@@ -130,6 +131,18 @@ def test_a_model_alone_takes_its_own_length_and_64_examples(tmp_path: Path) -> N
         workload = find_workload(target, batch_size=None, seq_length=None)
         assert workload.seq_length == 48
         assert {leaf.shape for leaf in workload.batch(3).values()} == {(3, 48)}
+
+
+def test_a_length_that_a_model_was_not_made_for_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    find_workload(json.dumps(LLAMA), batch_size=2, seq_length=8)
+    assert "positions" not in capsys.readouterr().err
+    find_workload(json.dumps(LLAMA), batch_size=2, seq_length=5000)
+    assert (
+        f"llama has {LLAMA['max_position_embeddings']:,} positions, and --seq-length is 5,000"
+        in capsys.readouterr().err
+    )
+    with pytest.raises(UsageError, match="--seq-length: the examples of vit-base are images"):
+        find_workload("vit-base", batch_size=2, seq_length=8)
 
 
 def test_an_inline_config_is_named_by_its_model_type() -> None:

@@ -86,7 +86,7 @@ def test_another_mesh_is_compared_term_by_term():
     asked = {"target": "2*h100:4", **STEP}
     document = inspect_sharding(json.dumps(LLAMA), mesh=FSDP, why=TENSOR, **asked)
     found, other = document["comparison"], inspect(json.dumps(LLAMA), mesh=TENSOR, **asked)
-    assert found["second"].endswith("data=1,fsdp=4,tensor=2")
+    assert "data=1,fsdp=4,tensor=2 (16 examples of 32 tokens, micro-batch 16, remat none" in found["second"]
     assert (found["first_fits"], found["second_fits"]) == (True, True)
     total = found["seconds"][-1]
     assert total["first"] == pytest.approx(document["speed"]["step"])
@@ -101,6 +101,22 @@ def test_another_mesh_is_compared_term_by_term():
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
     show_comparison(found, console)
     assert "all-reduce over tensor" in console.file.getvalue()
+
+
+def test_the_fastest_way_is_that_of_the_least_time_that_is_printed(report):
+    """By the roughest estimate another mesh may be; what is said of the others are the times of their own plans."""
+    own = inspect(json.dumps(LLAMA), target="2*h100:4", mesh=report.chosen.mesh, **STEP)
+    assert own.speed.step == pytest.approx(report.speed.step)
+    for other in report.runners_up:
+        alone = inspect(json.dumps(LLAMA), target="2*h100:4", mesh=other.mesh, **STEP)
+        assert alone.speed.step >= report.speed.step
+        assert f"estimated {alone.speed.step / report.speed.step:.2f} times" in other.reason
+
+
+@pytest.mark.parametrize("price", [float("inf"), float("nan"), 1e300])
+def test_a_price_is_a_number(price):
+    with pytest.raises(UsageError, match=r"--price: .* is no price of a chip for an hour"):
+        inspect(json.dumps(LLAMA), target="h100:8", price=price, **STEP)
 
 
 def test_only_one_other_plan_is_compared():
