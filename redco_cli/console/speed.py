@@ -66,7 +66,7 @@ def _figures(speed: Document) -> Iterator[tuple[str, str]]:
     yield "MFU", f"{speed['mfu']:.1%} ({speed['mfu'] * speed['step'] / speed['high']:.1%} to {_at_best(speed):.1%})"
     yield "formula", speed["formula"]
     if speed["hidden"] >= _SMALLEST * speed["step"]:
-        yield "overlap", f"{seconds(speed['hidden'])} of transfers move beside work, and are no part of the step time"
+        yield "beside work", f"{seconds(speed['hidden'])} of transfers, which are no part of the step time"
     if speed["compiler"] is not None:
         yield "compiler's own estimate of its kernels", f"{seconds(speed['compiler'])}, without transfers"
     if speed["price"] is not None:
@@ -85,6 +85,7 @@ def _costs(speed: Document) -> Iterator[str]:
     low, high = speed["low"] / speed["step"], speed["high"] / speed["step"]
     for key, what in (
         ("cost_of_a_billion_tokens", "a billion tokens"),
+        ("cost_of_a_million_examples", "a million examples"),
         ("cost_of_a_run", f"the {speed['steps']} steps of the run"),
     ):
         cost = speed[key]

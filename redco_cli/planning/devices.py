@@ -50,6 +50,11 @@ class Devices:
         return self.chip is not None and self.chip.platform == "tpu"
 
     @property
+    def groups(self) -> str:
+        """What has a fast network inside, in a word."""
+        return "slices" if self.chip is not None and self.chip.torus else "hosts"
+
+    @property
     def host_link(self) -> float | None:
         """Bytes a second between one device and its host's memory; None where that is not known, as of CPUs."""
         return None if self.chip is None or self.chip.name not in SPEEDS else SPEEDS[self.chip.name].host.typical

@@ -267,9 +267,8 @@ def _why(
     workload: Workload,
     compiled: int,
 ) -> str:
-    moved = (
-        f"in a step a device moves {format_bytes(best.slow)} between hosts, {format_bytes(best.fast)} within its own"
-    )
+    slow, fast = format_bytes(best.slow), format_bytes(best.fast)
+    moved = f"in a step a device moves {slow} between {machine.groups}, {fast} within its own"
     again = ", gathering parameters again in the backward pass" if best.reshard_after_forward else ""
     if mesh is not None or workload.mesh is not None:
         return f"as given; {moved}{again}"
@@ -284,5 +283,5 @@ def _why(
 def _compared(way: Option, best: Option, machine: Devices) -> str:
     if not way.fits(machine.memory):
         return "does not fit"
-    moved = f"{format_bytes(way.slow)} between hosts, {format_bytes(way.fast)} within one"
+    moved = f"{format_bytes(way.slow)} between {machine.groups}, {format_bytes(way.fast)} within one"
     return f"estimated {way.seconds / best.seconds:.2f} times the step time: {moved}"

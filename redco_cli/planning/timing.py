@@ -57,6 +57,7 @@ class Speed:
         formula: how `mfu` and `model_flops` come about, with their numbers.
         price: of a chip for an hour; None where none was given.
         cost_of_a_billion_tokens: in the unit of the price.
+        cost_of_a_million_examples: likewise, of what has no tokens.
         cost_of_a_run: of `train.steps` steps; None where no recipe says how many.
         steps: of the run.
         compiler: seconds that the compiler estimates for its kernels, without transfers; None where it does not say.
@@ -79,6 +80,7 @@ class Speed:
     formula: str
     price: float | None
     cost_of_a_billion_tokens: float | None
+    cost_of_a_million_examples: float | None
     cost_of_a_run: float | None
     steps: int | None
     compiler: float | None

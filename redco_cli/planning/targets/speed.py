@@ -152,6 +152,7 @@ def _speed(
         formula=formula,
         price=None if price is None else float(price),
         cost_of_a_billion_tokens=None if cost is None or per_step is None else cost * 1e9 / per_step,
+        cost_of_a_million_examples=None if cost is None or per_step else cost * 1e6 / workload.global_batch_size,
         cost_of_a_run=None if cost is None or workload.steps is None else cost * workload.steps,
         steps=workload.steps,
         compiler=_by_the_compiler(events, target),

@@ -113,6 +113,12 @@ def test_the_fastest_way_is_that_of_the_least_time_that_is_printed(report):
         assert f"estimated {alone.speed.step / report.speed.step:.2f} times" in other.reason
 
 
+def test_what_has_no_tokens_has_a_cost_of_its_examples():
+    speed = inspect("vit-base", target="2*v6e:2x2", price=2.0, batch_size=16, mesh={"fsdp": 8}).speed
+    assert speed.cost_of_a_billion_tokens is None
+    assert speed.cost_of_a_million_examples == pytest.approx(2.0 * 8 * speed.step / 3600 * 1e6 / 16)
+
+
 @pytest.mark.parametrize("price", [float("inf"), float("nan"), 1e300])
 def test_a_price_is_a_number(price):
     with pytest.raises(UsageError, match=r"--price: .* is no price of a chip for an hour"):
