@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from redco_cli.sharding.scans import scan_counts
@@ -120,8 +121,15 @@ def _evaluate(
     return [read(atom) for atom in jaxpr.outvars]
 
 
+def _as_array(constant: Any) -> Any:
+    """A constant that may be indexed by what is traced, as a backward rule of its own does it: NumPy's may not."""
+    is_numpys = getattr(constant, "ndim", 0) and not isinstance(constant, jax.Array)
+    return jnp.asarray(constant) if is_numpys else constant
+
+
 def _apply(equation: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequence[Any]:
     name, params = equation.primitive.name, equation.params
+    operands = [_as_array(x) for x in operands] if name == "custom_vjp_call" else operands
     tracked = any(map(rewriting.is_tracked, operands))
     if tracked or rewriting.everywhere:
         if name in INLINED:
