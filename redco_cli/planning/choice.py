@@ -16,8 +16,7 @@ from redco_cli.job import Job, prepare
 from redco_cli.placement import Placement, place, read_loss, read_nothing
 from redco_cli.planning.devices import devices_here
 from redco_cli.planning.options import Option
-from redco_cli.planning.search.ways import options
-from redco_cli.planning.targets.fastest import CANDIDATES, fastest_here, own_target
+from redco_cli.planning.targets.fastest import best_ways, fastest_here, own_target, target_here
 from redco_cli.planning.workload import job_workload
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.peers.multihost import process_allgather
@@ -46,10 +45,8 @@ def choose_placement(job: Job) -> tuple[Job, Placement]:
         return job, recipe_placement(job, read_loss)
     section = job.recipe.mesh
     sizes = None if section == "auto" else section.model_dump()
-    compiles = job.recipe.planning == "compile"
-    wanted = CANDIDATES if compiles else 1
-    ways, _ = options(job_workload(job), devices_here(_count(sizes), memory), sizes, wanted=wanted)
-    best = fastest_here(ways, memory) if compiles else ways[0]
+    ways, _ = best_ways(job_workload(job), devices_here(_count(sizes), memory), sizes, target_here())
+    best = fastest_here(ways, memory) if job.recipe.planning == "compile" else ways[0]
     _tell(job, best, memory)
     mesh = make_mesh(best.plan.mesh, job.where)
     return _with_choices(job, best), Placement(mesh, best.plan, best.reshard_after_forward)

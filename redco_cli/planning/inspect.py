@@ -23,17 +23,16 @@ from redco_cli.planning.options import Option
 from redco_cli.planning.picture.svg import write_picture
 from redco_cli.planning.report import Choice, Memory, Report, as_json, build_report
 from redco_cli.planning.search.remedies import does_fit, remedies_for
-from redco_cli.planning.search.ways import options
 from redco_cli.planning.targets.compile import compile_for
-from redco_cli.planning.targets.fastest import Outcome, in_front, try_for
-from redco_cli.planning.targets.speed import Forward, fastest_first, forward_of, speed_of
+from redco_cli.planning.targets.fastest import Outcome, best_ways, in_front, try_for
+from redco_cli.planning.targets.speed import speed_of
 from redco_cli.planning.workload import Workload, find_workload
 from redco_cli.sharding.decide.follow import followers
 from redco_cli.sharding.decide.guards import checked_sizes
 from redco_cli.sharding.predict.memory import StepMemory
 
 DEVICES_OF_A_HOST = 8
-RUNNERS_UP, CONSIDERED = 3, 6  # other ways that are shown, and those in all that are looked at more closely
+RUNNERS_UP = 3
 
 
 def inspect(
@@ -80,7 +79,7 @@ def inspect(
         given = (devices, hosts, device_memory)
         machine = _machine(*given, sizes, place, bool(compile_it)) if chips is None else _targeted(chips, *given)
         _check_count(sizes, machine.count, place)
-        ways, forward = _considered(workload, machine, sizes, chips)
+        ways, forward = best_ways(workload, machine, sizes, chips)
         asked = {"model": model, "batch_size": batch_size, "seq_length": seq_length, "dtype": dtype}
         tried = try_for(chips, ways, asked, machine.memory) if workload.compares and sizes is None else []
         ways = in_front(tried, ways)
@@ -106,17 +105,6 @@ def inspect(
         speed=speed,
         state=followers(best.workload.abstract.state, best.plan, best.workload.abstract.params),
     )
-
-
-def _considered(
-    workload: Workload, machine: Devices, sizes: Mapping[str, int] | None, target: Target | None
-) -> tuple[list[Option], Forward | None]:
-    """The best few ways, and what a forward pass takes; for a target, by the step time that is printed of them."""
-    ways, _ = options(workload, machine, sizes, wanted=CONSIDERED)
-    if target is None:
-        return ways, None
-    forward = forward_of(workload)
-    return fastest_first(ways, target, forward, machine.memory), forward
 
 
 def _compiled(target: Target | None, best: Option, asked: Mapping[str, Any], how: bool | str) -> Outcome:

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import pytest
 
+from redco_cli.chips.target import parse_target
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import RedcoError
 from redco_cli.job import Job, prepare
@@ -14,6 +15,8 @@ from redco_cli.planning import choice
 from redco_cli.planning.choice import choose_placement
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.search.ways import options
+from redco_cli.planning.targets.fastest import best_ways
+from redco_cli.planning.targets.speed import planned_speed
 from redco_cli.planning.workload import job_workload
 from redco_cli.recipe.load import load_recipe
 from redco_cli.recipe.shipped import shipped_plugins
@@ -52,6 +55,19 @@ def test_a_cpu_leaves_the_recipe_and_shares_the_batch(capsys: pytest.CaptureFixt
     assert dict(placement.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     assert not placement.reshard_after_forward
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_takes_the_way_that_a_plan_for_its_devices_finds_fastest(
+    devices_have, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices_have(PLENTY)
+    target, job = parse_target("8*h100:1", "target"), job_of()
+    monkeypatch.setattr(choice, "target_here", lambda: target)
+    ways, forward = best_ways(job_workload(job), Devices(8, 1, PLENTY), None, target)
+    assert forward is not None
+    steps = [planned_speed(way, target, forward, None).step for way in ways]
+    assert steps == sorted(steps) == [way.seconds for way in ways]
+    assert dict(choose_placement(job)[1].mesh.shape) == ways[0].plan.mesh
 
 
 @pytest.mark.slow

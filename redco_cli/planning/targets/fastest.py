@@ -20,17 +20,22 @@ from redco_cli.console.plan import mesh_text
 from redco_cli.console.waiting import waiting
 from redco_cli.errors import DeviceError
 from redco_cli.planning.compiled import lower_step, way_of
+from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Option
 from redco_cli.planning.report import Compiled
+from redco_cli.planning.search.ways import options
 from redco_cli.planning.targets.child import compile_lowered
 from redco_cli.planning.targets.compile import as_compiled, compile_for
 from redco_cli.planning.targets.deviceless import places_of
 from redco_cli.planning.targets.seconds import step_time
+from redco_cli.planning.targets.speed import Forward, fastest_first, forward_of
+from redco_cli.planning.workload import Workload
 from redco_cli.runtime.mesh import make_mesh
 from redco_cli.runtime.peers.multihost import process_allgather
 from redco_cli.sharding.compiled.events import Event
 
-CANDIDATES = 3
+CANDIDATES, CONSIDERED = 3, 6
+"""Of ways that are compiled, and of those whose steps are timed by their plans."""
 Outcome = tuple[Compiled, tuple[Event, ...] | None]
 """What the compiler says of a step, and what happens in its program; None where it does not fit."""
 
@@ -46,6 +51,28 @@ class Tried:
 
     option: Option
     outcome: Outcome
+
+
+def best_ways(
+    workload: Workload, machine: Devices, sizes: Mapping[str, int] | None, target: Target | None
+) -> tuple[list[Option], Forward | None]:
+    """The best few ways by plan, the fastest first, and what a forward pass takes; None without a target.
+
+    Args:
+        workload: what runs.
+        machine: on what.
+        sizes: of the mesh, where it is decided.
+        target: the same devices where their speeds are known: ways that fit are in the order of `planned_speed` then,
+            which is finer than the estimate that they are found by.
+
+    Raises:
+        DeviceError: no mesh is possible.
+    """
+    ways, _ = options(workload, machine, sizes, wanted=CONSIDERED)
+    if target is None:
+        return ways, None
+    forward = forward_of(workload)
+    return fastest_first(ways, target, forward, machine.memory), forward
 
 
 def try_out(
@@ -147,12 +174,20 @@ def own_target(where: Callable[[str], str]) -> Target:
     Raises:
         DeviceError: no speeds of them are known, as of CPUs.
     """
+    target = target_here()
+    if target is None:
+        problem = f"compile compares step times, and the speed of {jax.devices()[0].device_kind!r} devices is not known"
+        remedy = "take planning: estimate here; for other devices there is redco inspect-sharding --target h100:8"
+        raise DeviceError(where("planning"), problem, remedy)
+    return target
+
+
+def target_here() -> Target | None:
+    """The devices of all processes; None where no speeds of them are known."""
     found = jax.devices()
     chip = chip_of(found[0].device_kind)
     if chip is None or chip.name not in SPEEDS:
-        problem = f"compile compares step times, and the speed of {found[0].device_kind!r} devices is not known"
-        remedy = "take planning: estimate here; for other devices there is redco inspect-sharding --target h100:8"
-        raise DeviceError(where("planning"), problem, remedy)
+        return None
     slices = {getattr(one, "slice_index", 0) or 0 for one in found}
     groups = len(slices) if chip.torus else jax.process_count()
     return Target(chip, groups, (len(found) // groups // chip.of_a_chip,))
