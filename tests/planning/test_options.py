@@ -139,6 +139,7 @@ def test_the_best_few_are_those_of_all_ways(tiny: Workload, memory: int | None) 
     assert refused == also_refused
 
 
+@pytest.mark.slow
 def test_where_no_state_fits_only_what_recomputes_most_is_estimated(tiny: Workload) -> None:
     every, refused = options(tiny, Devices(8, 2, 1000))
     few, also_refused = options(tiny, Devices(8, 2, 1000), wanted=4)

@@ -1,7 +1,8 @@
-"""`planning: compile`: the few ways that are fastest by their plans are compiled, and their programs timed.
+"""The fastest of some ways to run a workload: by their plans, and with `planning: compile` by their compiled programs.
 
-In: ways to run a workload, the best by plan first. Out: the same ways, those that were compiled in front, by the time
-that a walk over their programs comes to.
+In: a workload and devices whose speeds are known. Out: the best few ways, in the order of the step times that are
+printed of them; or the same ways, those that were compiled in front, by the time that a walk over their programs comes
+to.
 """
 
 from __future__ import annotations

@@ -103,6 +103,7 @@ def test_another_mesh_is_compared_term_by_term():
     assert "all-reduce over tensor" in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_the_fastest_way_is_that_of_the_least_time_that_is_printed(report):
     """By the roughest estimate another mesh may be; what is said of the others are the times of their own plans."""
     own = inspect(json.dumps(LLAMA), target="2*h100:4", mesh=report.chosen.mesh, **STEP)
@@ -113,6 +114,7 @@ def test_the_fastest_way_is_that_of_the_least_time_that_is_printed(report):
         assert f"estimated {alone.speed.step / report.speed.step:.2f} times" in other.reason
 
 
+@pytest.mark.slow
 def test_what_has_no_tokens_has_a_cost_of_its_examples():
     speed = inspect("vit-base", target="2*v6e:2x2", price=2.0, batch_size=16, mesh={"fsdp": 8}).speed
     assert speed.cost_of_a_billion_tokens is None
