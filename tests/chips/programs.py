@@ -166,7 +166,9 @@ EVERY = PROGRAMS | BUDGETED | REPLICATED | RECOMPUTED | SQUARE | EXPERTS | BOUND
 
 
 def asked(program: Program) -> dict[str, Any]:
-    return {"model": program.model, "batch_size": program.batch_size, "seq_length": program.seq_length}
+    has_tokens = "ForImageClassification" not in program.model
+    length = program.seq_length if has_tokens else None
+    return {"model": program.model, "batch_size": program.batch_size, "seq_length": length}
 
 
 def planned(program: Program) -> Option:
