@@ -27,14 +27,21 @@ _LESS_AND_LESS: tuple[tuple[Remat, ...], ...] = (("dots",), ("attention",), ("fu
 
 @dataclass(frozen=True)
 class _Possible:
-    """The meshes that a workload can run on, each with the micro-batches that split it evenly, the largest first."""
+    """The meshes that a workload can run on.
+
+    Attributes:
+        planner: of the workload.
+        plans: of each mesh, with the micro-batches that split it evenly, the largest first.
+        states: bytes of parameters and optimizer state on one device of each, below which none is.
+    """
 
     planner: Planner
     plans: list[tuple[Plan, list[int]]]
+    states: list[int]
 
     def with_room(self, devices: Devices) -> list[bool]:
         """Whether the state alone fits, on each."""
-        return [devices.memory is None or self.planner.state(plan) <= devices.memory for plan, _ in self.plans]
+        return [devices.memory is None or state <= devices.memory for state in self.states]
 
     def bounds(self, devices: Devices) -> list[tuple[bool, float]]:
         """What no way on each ranks before."""
@@ -42,8 +49,8 @@ class _Possible:
         roomy = [(plan, sizes[0]) for (plan, sizes), room in zip(self.plans, rooms, strict=True) if room]
         seconds = iter(self.planner.least_seconds(roomy))
         return [
-            (False, next(seconds)) if room else (True, float(self.planner.state(plan)))
-            for (plan, _), room in zip(self.plans, rooms, strict=True)
+            (False, next(seconds)) if room else (True, float(state))
+            for room, state in zip(rooms, self.states, strict=True)
         ]
 
 
@@ -124,7 +131,7 @@ def _possible(
             if len(candidates) == 1:
                 raise
             refused.append(str(error.problems[0].problem))
-    return _Possible(planner, plans), refused
+    return _Possible(planner, plans, [planner.state(plan) for plan, _ in plans]), refused
 
 
 def _best_of(possible: _Possible, devices: Devices, others: Sequence[Option], wanted: int | None) -> list[Option]:

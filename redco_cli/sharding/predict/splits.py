@@ -97,12 +97,14 @@ class Splits:
         self.known[array] = tuple(() if size == 1 else axes for size, axes in zip(shape, merged, strict=True))
 
     def _has_no_preference(self, maker: Op, array: int) -> bool:
+        if self.known[array] is None:
+            return True
         if maker.name in ELEMENTWISE | VIEWS:
             alike = self._alike(maker, self.shapes[array])
-            return self.known[array] is None or (bool(alike) and self._free.issuperset(alike))
-        if maker.name.startswith("scatter"):
-            return self._is_filled(maker.operands[0])
-        return self.known[array] is None or maker.name == "broadcast_in_dim"
+            return bool(alike) and self._free.issuperset(alike)
+        return maker.name == "broadcast_in_dim" or (
+            maker.name.startswith("scatter") and self._is_filled(maker.operands[0])
+        )
 
     def _alike(self, maker: Op, shape: Any) -> list[int]:
         """What an array is made of element by element."""
