@@ -18,7 +18,7 @@ _WRITTEN = re.compile(
     r"(?:(?P<groups>[1-9]\d{0,3})\*)?(?P<chip>[a-z0-9]+)(?::(?P<sizes>[1-9]\d{0,4}(?:x[1-9]\d{0,4}){0,2}))?"
 )
 _LARGEST_SLICE = {"v5e": 256, "v6e": 256, "v5p": 8960, "tpu7x": 9216}
-"""Chips of a whole pod, as Google Cloud's pages on each version of TPU say."""
+"""Chips of a whole pod."""
 EXAMPLES = "h100:8, 2*h100:8, v5e:4x4 or 2*v6e:16x16"
 
 
