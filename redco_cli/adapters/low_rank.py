@@ -127,6 +127,7 @@ class _Adapting:
     """Adds the low-rank path to each use of an adapted weight."""
 
     enters = CONTROL_FLOW
+    calls = frozenset[str]()
     everywhere = False
 
     def __init__(self) -> None:

@@ -201,6 +201,7 @@ class _Looking:
     """Notes how weights are used, and changes nothing."""
 
     enters = CONTROL_FLOW
+    calls = frozenset[str]()
     everywhere = False
 
     def is_tracked(self, operand: Any) -> bool:

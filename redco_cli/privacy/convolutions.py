@@ -26,6 +26,7 @@ class _Patches:
     """What becomes of a program: nothing is tracked, and each convolution has another gradient."""
 
     enters = CONTROL_FLOW
+    calls = frozenset[str]()
     everywhere = True
 
     def is_tracked(self, operand: Any) -> bool:

@@ -199,6 +199,7 @@ def test_four_steps_draw_the_images_of_diffusers(solver, prediction, guidance):
     np.testing.assert_allclose(drawn, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_recipe_is_valid_on_a_tiny_pipeline():
     write_pipeline(Path("hub"))
     write_images(Path("data"))

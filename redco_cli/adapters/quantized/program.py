@@ -55,6 +55,7 @@ class _Dequantizing:
     """Dequantises a weight at each of its uses."""
 
     enters = CONTROL_FLOW
+    calls = frozenset[str]()
     everywhere = False
 
     def is_tracked(self, operand: Any) -> bool:

@@ -20,6 +20,7 @@ from redco_cli.models.decoder.config import DecoderConfig
 from redco_cli.plugin.contract import IGNORED_LABEL
 from redco_cli.plugin.scores.losses import has_largest
 from redco_cli.sharding.batch_shards import for_each_shard, partial_sums
+from redco_cli.sharding.program.marks import gradient_first
 
 Array = Any
 _LARGEST_ROW = 2**26
@@ -104,7 +105,9 @@ def cross_entropy(
         config.logits_softcap,
     )
     targets = jnp.where(counted, labels, 0)
-    apart = jax.tree.map(lambda leaf: for_each_shard(leaf, how.groups), _as_added_up(head, hidden.dtype, how))
+    own, bias = _as_added_up(head, hidden.dtype, how)
+    own, hidden = gradient_first(own, hidden)
+    apart = jax.tree.map(lambda leaf: for_each_shard(leaf, how.groups), Head(own, bias))
     used = jax.lax.stop_gradient(head._replace(kernel=head.kernel.astype(hidden.dtype)))  # once, not for every piece
     if hidden.dtype != jnp.float16:
         total, correct = _summed(hidden, apart, used, targets, weights, how)

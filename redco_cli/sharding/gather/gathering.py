@@ -24,17 +24,18 @@ from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
 from redco_cli.sharding.gather.convolutions import grouped, is_grouped
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
+from redco_cli.sharding.gather.in_place import done_in_place, summed_in_place, taken_apart
 from redco_cli.sharding.gather.loops import before_loop, repeats
 from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
-from redco_cli.sharding.gather.pieces import taken_apart
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
-from redco_cli.sharding.gather.replicas import is_product, is_spread, product, spread, summed_once, uses
+from redco_cli.sharding.gather.replicas import added_up_first, is_product, is_spread, product, spread, summed_once, uses
 from redco_cli.sharding.gather.rows import looked_up, moves_rows
 from redco_cli.sharding.gather.sharded import SMALL, Apart, Sharded
 from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
+from redco_cli.sharding.program.marks import GRADIENT_FIRST
 from redco_cli.sharding.program.rewrite import VIEWS, bind, conditional, loop, rewritten
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -49,6 +50,7 @@ class _Gathering:
         reshard_after_forward: once for the forward pass, and once more for the backward pass.
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
+        summed: what is computed of weights where they live, see `summed_in_place`.
         multiplied: arrays that parameters multiplied so far, and each as the products see it; by their `id`, and
             whether each device has a part of the parameter.
         viewed: by their `id` and how, arrays that were seen in another way so far, and what that gave.
@@ -58,7 +60,9 @@ class _Gathering:
     reshard_after_forward: bool
     examples: Examples
     casts: Mapping[Any, Any]
+    summed: frozenset[Any]
     enters: frozenset[str] = frozenset()
+    calls: frozenset[str] = frozenset({GRADIENT_FIRST})
     everywhere: bool = False
     multiplied: dict[tuple[int, bool], tuple[Any, Any]] = field(default_factory=dict)
     viewed: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)
@@ -73,8 +77,10 @@ class _Gathering:
 
     def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         """An equation on whole parameters; a name is none."""
+        if equation.params.get("name") in self.calls:
+            return added_up_first(*operands)
         if equation.primitive.name == "scan" and any(map(self.is_tracked, operands)):
-            operands, made = before_loop(equation.params, operands)
+            operands, made = before_loop(equation.params, operands, self.examples)
             return loop(equation.params, operands, self, made)
         if any(isinstance(x, Unmerged) for x in operands):
             return self._on_unmerged(equation, operands)
@@ -94,6 +100,9 @@ class _Gathering:
         if moves_rows(equation, operands, self.examples):
             rows = equation.outvars[0]
             return [looked_up(equation, operands[0], operands[1], self.casts.get(rows, rows.aval.dtype))]
+        in_place = done_in_place(equation, operands, self.summed)
+        if in_place is not None:
+            return in_place
         if self._is_over_tensor and equation.primitive.name in VIEWS and _is_traced(operands[0]):
             return [self._viewed_once(equation, operands[0])]
         operands = self._as_products_see(equation, operands)
@@ -224,9 +233,9 @@ def gathering(
         stored = [Sharded(leaf, where, there, mesh, own) for leaf, where, there, own in places]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
-        rewriting = _Gathering(
-            mesh, reshard_after_forward, examples, casts(closed), everywhere=has_neighbours(closed.jaxpr)
-        )
+        summed, everywhere = summed_in_place(closed.jaxpr, is_weight), has_neighbours(closed.jaxpr)
+        told = mesh, reshard_after_forward, examples, casts(closed), summed
+        rewriting = _Gathering(*told, everywhere=everywhere)
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 

@@ -4,7 +4,8 @@ The gradient of a weight w that T iterations multiply with their examples is a s
 scattered where each product is, it is added up over the devices in each iteration: T times the bytes. Here a loop adds
 up, on every device, what the device's own examples give, and the sum over devices comes after it:
 
-    before the loop    whole = f(gather(w))       with f what the loop makes of weights alone: kernels side by side
+    before the loop    whole = f(gather(w), c)    with f what the loop makes of weights, and of what else is the same in
+                                                  all iterations and for all examples: kernels side by side, one masked
     iteration t        parts += x[t]ᵀ·dy[t]       [D·F, ..] over D x F devices of `data` and `fsdp`: nothing moves
     after the loop     scatter(dfᵀ(parts))        once
 
@@ -14,12 +15,13 @@ with a weight is done as anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
@@ -28,7 +30,8 @@ from redco_cli.sharding.gather.fused import is_fused, unmerged
 from redco_cli.sharding.gather.repeated import Repeated, Summed, batch_ways
 from redco_cli.sharding.gather.sharded import Sharded
 from redco_cli.sharding.plan import BATCH_AXES
-from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
+from redco_cli.sharding.program.examples import Examples
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW, INLINED, REMATERIALISED, VIEWS, bind
 from redco_cli.sharding.scans import scan_counts
 
 
@@ -55,12 +58,13 @@ def repeats(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
     return False
 
 
-def before_loop(params: Any, operands: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+def before_loop(params: Any, operands: Sequence[Any], examples: Examples) -> tuple[list[Any], dict[Any, Any]]:
     """Takes out of a loop what it would do with its weights in each iteration.
 
     Args:
         params: of the loop's equation.
         operands: its own, of which some are a `Sharded`.
+        examples: where they are in its program.
 
     Returns:
         The operands, with a `Repeated` for each weight that all iterations use; and by their variables inside of the
@@ -73,10 +77,13 @@ def before_loop(params: Any, operands: Sequence[Any]) -> tuple[list[Any], dict[A
     for equation in jaxpr.eqns:  # cast where they live: it is cheaper to gather in fewer bits
         if equation.primitive.name in VIEWS and _variables(equation) and equation.invars[0] in weights:
             weights[equation.outvars[0]] = weights[equation.invars[0]].viewed(equation)
-    made = list(_made_of(jaxpr, weights))
+    others = dict(zip(jaxpr.constvars, params["jaxpr"].consts, strict=True))
+    others |= {x: one for x, one in zip(jaxpr.invars[:count], operands, strict=False) if _is_array(one)}
+    made = _made_of(jaxpr, weights, [x for x in others if x not in examples.dims])
     in_others = {variable for equation in made for variable in _variables(equation)}
+    others = {x: one for x, one in others.items() if x in in_others}
     fused = {x: unmerged(one) for x, one in weights.items() if is_fused(one) and x not in in_others}
-    repeated = _repeated(weights | {x: one.value for x, one in fused.items()}, made)
+    repeated = _repeated(weights | {x: one.value for x, one in fused.items()}, others, made)
     repeated |= {x: replace(one, value=repeated[x]) for x, one in fused.items()}
     return [repeated.get(x, one) for x, one in zip(jaxpr.invars, operands, strict=True)], repeated
 
@@ -88,18 +95,39 @@ def _adds_up(weight: Any) -> bool:
     return batch_ways(weight.mesh) > 1 and weight.divides and bool(jnp.issubdtype(weight.value.dtype, jnp.floating))
 
 
-def _made_of(jaxpr: Any, weights: Mapping[Any, Any]) -> Iterator[Any]:
-    """The equations of a loop that compute something of weights alone, no larger than these."""
-    known = set(weights)
+def _made_of(jaxpr: Any, weights: Iterable[Any], others: Iterable[Any]) -> list[Any]:
+    """The equations of a loop that compute something of weights, no larger than these, or what such need of others."""
+    known, plain, found = set(weights), set(others), []
+    shapes = {x.aval.shape for x in known}
     for equation in jaxpr.eqns:
-        variables, results = _variables(equation), equation.outvars
-        if not results or results[0] in known or not variables or not known.issuperset(variables):
+        variables, results = set(_variables(equation)), equation.outvars
+        is_taken = equation.effects or equation.primitive.name in CONTROL_FLOW or not variables <= known | plain
+        if is_taken or not results or results[0] in known:
             continue
-        is_no_larger = _size(equation.outvars) <= _size(variables)
-        floating = all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in equation.outvars)
-        if is_no_larger and floating and not equation.effects and not any(core.jaxprs_in_params(equation.params)):
-            known.update(equation.outvars)
-            yield equation
+        if variables <= plain:
+            plain.update(results)
+            found.append(equation)
+        elif all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in results) and (
+            _size(results) <= _size(x for x in _variables(equation) if x in known)
+            or shapes.issuperset(one.aval.shape for one in results)
+        ):
+            known.update(results)
+            found.append(equation)
+    return _needed(found, known)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray)
+
+
+def _needed(equations: Sequence[Any], results: Collection[Any]) -> list[Any]:
+    """Those of some equations that compute any of the results, or what these are computed from."""
+    wanted, kept = set(results), []
+    for equation in reversed(equations):
+        if not wanted.isdisjoint(equation.outvars):
+            wanted.update(_variables(equation))
+            kept.append(equation)
+    return kept[::-1]
 
 
 def _variables(equation: Any) -> list[Any]:
@@ -107,42 +135,59 @@ def _variables(equation: Any) -> list[Any]:
     return [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
 
 
-def _size(variables: Sequence[Any]) -> int:
+def _size(variables: Iterable[Any]) -> int:
     return sum(one.aval.size for one in variables)
 
 
-def _repeated(weights: Mapping[Any, Sharded], equations: Sequence[Any]) -> dict[Any, Repeated]:
-    """Weights, and what is made of them, as a loop takes them along."""
-    made = [result for equation in equations for result in equation.outvars]
+def _repeated(
+    weights: Mapping[Any, Sharded], others: Mapping[Any, Any], equations: Sequence[Any]
+) -> dict[Any, Repeated]:
+    """Weights, and what is made of them, as a loop takes them along; `others` is what else they are made of."""
+    made = _of_weights(weights, equations)
     variables, given = [*weights, *made], list(weights.values())
 
-    def from_bases(bases: Sequence[Any]) -> list[Any]:
-        known = {x: one.seen(base) for (x, one), base in zip(weights.items(), bases, strict=True)}
+    def from_bases(bases: Sequence[Any], beside: Sequence[Any]) -> list[Any]:
+        known = dict(zip(others, beside, strict=True))
+        known |= {x: one.seen(base) for (x, one), base in zip(weights.items(), bases, strict=True)}
         for equation in equations:
             operands = [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in equation.invars]
             known.update(zip(equation.outvars, bind(equation, operands), strict=True))
         return [known[x] for x in variables]
 
     bases = [replace(one, views=()).array() for one in given]
-    plain = [*given, *from_bases(bases)[len(given) :]]
+    beside = list(others.values())
+    plain = [*given, *from_bases(bases, beside)[len(given) :]]
     still = jax.lax.stop_gradient(bases)
-    wholes, parts = from_bases(still), _parts(given, still, from_bases)
+    wholes, parts = from_bases(still, jax.lax.stop_gradient(beside)), _parts(given, still, beside, from_bases)
     return {
         x: Repeated(own, Summed((whole, part), given[0].mesh))
         for x, own, whole, part in zip(variables, plain, wholes, parts, strict=True)
     }
 
 
-def _parts(weights: Sequence[Sharded], bases: Sequence[Any], from_bases: Callable[[Sequence[Any]], list[Any]]) -> Any:
+def _of_weights(weights: Iterable[Any], equations: Sequence[Any]) -> list[Any]:
+    """The results of equations in which weights have a part."""
+    known, made = set(weights), []
+    for equation in equations:
+        if not known.isdisjoint(_variables(equation)):
+            made += equation.outvars
+            known.update(equation.outvars)
+    return made
+
+
+def _parts(
+    weights: Sequence[Sharded], bases: Sequence[Any], beside: Sequence[Any], from_bases: Callable[..., list[Any]]
+) -> Any:
     """Zeros [D * F, ...] for each array made of weights, whose gradients become those of the weights.
 
     Args:
         weights: W of them.
         bases: each as it is gathered.
-        from_bases: of these to the arrays.
+        beside: what else they are made of.
+        from_bases: of both to the arrays.
     """
-    mesh, shapes = weights[0].mesh, jax.eval_shape(from_bases, bases)
-    closed = jax.make_jaxpr(from_bases)(bases)
+    mesh, shapes = weights[0].mesh, jax.eval_shape(from_bases, bases, beside)
+    closed = jax.make_jaxpr(lambda bases: from_bases(bases, beside))(bases)
 
     def zeros(like: Any) -> Any:
         spec = PartitionSpec(BATCH_AXES, *(PartitionSpec.UNCONSTRAINED,) * like.ndim)
@@ -150,27 +195,28 @@ def _parts(weights: Sequence[Sharded], bases: Sequence[Any], from_bases: Callabl
         return jax.lax.with_sharding_constraint(made, NamedSharding(mesh, spec))
 
     @jax.custom_vjp
-    def run(arrays: list[Any], bases: list[Any]) -> list[Any]:
+    def run(arrays: list[Any], bases: list[Any], beside: list[Any]) -> list[Any]:
         return [zeros(like) for like in shapes]
 
-    def forward(arrays: Any, bases: Any) -> tuple[list[Any], list[Any]]:
-        values = [base.value for base in bases]
-        return [zeros(like) for like in shapes], values
+    def forward(arrays: Any, bases: Any, beside: Any) -> tuple[list[Any], Any]:
+        return [zeros(like) for like in shapes], [[leaf.value for leaf in leaves] for leaves in (bases, beside)]
 
-    def backward(bases: list[Any], parts: list[Any]) -> tuple[list[Any], None]:
+    def backward(kept: Any, parts: list[Any]) -> tuple[list[Any], None, Any]:
         met = [not isinstance(one, SymbolicZero) for one in parts]
         own = [one if yes else jnp.zeros(one.shape, one.dtype) for one, yes in zip(parts, met, strict=True)]
 
         def pulled(own: list[Any]) -> Any:
             narrow = [one.astype(like.dtype) for one, like in zip(own, shapes, strict=True)]
-            return jax.vjp(from_bases, bases)[1](narrow)[0]
+            return jax.vjp(from_bases, *kept)[1](narrow)
 
+        of_bases, of_beside = jax.vmap(pulled)(own)
         used = [_reaches(closed.jaxpr, place, met) for place in range(len(weights))]
-        found = zip(weights, jax.vmap(pulled)(own), used, strict=True)
-        return [weight.cotangent(each) if yes else None for weight, each, yes in found], None
+        found = zip(weights, of_bases, used, strict=True)
+        added = [each.sum(0) if jnp.issubdtype(each.dtype, jnp.inexact) else None for each in of_beside]
+        return [weight.cotangent(each) if yes else None for weight, each, yes in found], None, added
 
     run.defvjp(forward, backward, symbolic_zeros=True)
-    return run([weight.arrays for weight in weights], list(bases))
+    return run([weight.arrays for weight in weights], list(bases), list(beside))
 
 
 def _reaches(jaxpr: Any, place: int, met: Sequence[bool]) -> bool:

@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -144,6 +146,36 @@ def spread(equation: Any, operands: Sequence[Any]) -> Any:
     apply = jax.custom_vjp(value)
     apply.defvjp(lambda arrays: (value(arrays), None), backward)
     return apply(weight.arrays)
+
+
+def added_up_first(weight: Any, x: Any) -> tuple[Any, Any]:
+    """A weight whose gradient is to come first, and with what, see `gradient_first`; GPUs overlap it as it is."""
+    if not isinstance(weight, Sharded) or not weight.is_on_tpu or weight.spec == weight.gathered:
+        return weight, x
+    arrays = weight.arrays
+    own, x = _first(arrays.parts if isinstance(arrays, Apart) else arrays, x)
+    return weight.having(replace(arrays, parts=own) if isinstance(arrays, Apart) else own), x
+
+
+@jax.custom_vjp
+def _first(weight: Any, x: Any) -> tuple[Any, Any]:
+    return weight, x
+
+
+def _first_forward(weight: Any, x: Any) -> tuple[tuple[Any, Any], tuple[()] | None]:
+    return (weight.value, x.value), () if weight.perturbed and x.perturbed else None
+
+
+def _first_backward(both: tuple[()] | None, gradients: tuple[Any, Any]) -> tuple[Any, Any]:
+    """What nobody asks for is not computed in order to come first."""
+    if both is None or any(isinstance(one, SymbolicZero) for one in gradients):
+        weight, x = (None if isinstance(one, SymbolicZero) else one for one in gradients)
+        return weight, x
+    ordered: tuple[Any, Any] = jax.lax.optimization_barrier(gradients)
+    return ordered
+
+
+_first.defvjp(_first_forward, _first_backward, symbolic_zeros=True)
 
 
 def is_product(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:

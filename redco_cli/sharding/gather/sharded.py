@@ -125,14 +125,14 @@ class Sharded:
         return whole
 
     @property
-    def _is_on_tpu(self) -> bool:
+    def is_on_tpu(self) -> bool:
         """Where XLA casts before it gathers by itself; elsewhere it is told, by where a cast array lives."""
         return bool(self.mesh.devices.flat[0].platform == "tpu")
 
     def _all_gather(self) -> Any:
         def value(arrays: Any) -> Any:
             array = self.having(arrays).value
-            if self.is_cast and not self._is_on_tpu:
+            if self.is_cast and not self.is_on_tpu:
                 array = jax.lax.with_sharding_constraint(array, NamedSharding(self.mesh, self.spec))
             array = self._padded(array)
             if self._even != self.spec:
@@ -147,10 +147,7 @@ class Sharded:
             # The first keeps it out of the product before.
             for spec in dict.fromkeys((self.gathered, *self._halfway(), self._even, self.spec)):
                 gradient = jax.lax.with_sharding_constraint(gradient, NamedSharding(self.mesh, spec))
-            gradient = self._unpadded(gradient)
-            if self.is_apart and self.arrays.takes_sums:
-                return (replace(self.arrays, value=gradient, parts=None),)
-            return (replace(self.arrays, value=None, parts=self._of_first(gradient)) if self.is_apart else gradient,)
+            return (self.with_sum(self._unpadded(gradient)),)
 
         gather = jax.custom_vjp(value)
         gather.defvjp(forward, backward)
@@ -176,10 +173,14 @@ class Sharded:
                 )
         return ()
 
-    def _of_first(self, gradient: Any) -> Any:
-        """A gradient that is added up already, as the part of the first replica."""
+    def with_sum(self, gradient: Any) -> Any:
+        """The gradient that `arrays` have, from one that is added up already; in parts, it is the first replica's."""
+        if not self.is_apart:
+            return gradient
+        if self.arrays.takes_sums:
+            return replace(self.arrays, value=gradient, parts=None)
         first = jnp.arange(self.mesh.shape[DATA]) == 0
-        return self._parts(jnp.where(first, gradient[..., None], 0), self.spec)
+        return replace(self.arrays, value=None, parts=self._parts(jnp.where(first, gradient[..., None], 0), self.spec))
 
     def cotangent(self, parts: Any) -> Any:
         """The gradient that `arrays` have, from its part of each device of the batch.

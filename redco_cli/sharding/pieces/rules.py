@@ -36,6 +36,7 @@ class _InPieces:
 
     cuts: Collection[Partition]
     enters: frozenset[str] = frozenset()
+    calls: frozenset[str] = frozenset()
     everywhere: bool = False
 
     def is_tracked(self, operand: Any) -> bool:

@@ -14,15 +14,18 @@ import jax
 from jax.extend import core
 
 from redco_cli.sharding.predict.dots import canonical_operands
-from redco_cli.sharding.predict.kinds import CALLS, ELEMENTWISE
+from redco_cli.sharding.predict.kinds import CALLS, ELEMENTWISE, SCATTERED
 from redco_cli.sharding.predict.operations import LITERAL, NARROW, Arrays, FlatProgram, Op
+from redco_cli.sharding.program.marks import GRADIENT_FIRST
 from redco_cli.sharding.scans import scan_counts
 
 _HOST = jax.memory.Space.Host
 _BODIES = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 
 
-def flatten(closed_jaxpr: Any, *, partitioned: bool = True, upcast: bool = False) -> FlatProgram:
+def flatten(
+    closed_jaxpr: Any, *, partitioned: bool = True, upcast: bool = False, scatters: bool = False
+) -> FlatProgram:
     """Reads a traced program.
 
     Args:
@@ -30,8 +33,9 @@ def flatten(closed_jaxpr: Any, *, partitioned: bool = True, upcast: bool = False
         partitioned: whether it runs on more than one device, or in a loop; XLA then finds what is repeated before it
             simplifies, and simplifies a little less.
         upcast: whether products are computed in float32, whatever they are of, as XLA does on a CPU.
+        scatters: whether a gradient that is to come first is scattered there, see `gradient_first`.
     """
-    return _program(closed_jaxpr, _Reader(Arrays(), partitioned, upcast))
+    return _program(closed_jaxpr, _Reader(Arrays(), partitioned, upcast, scatters))
 
 
 def _program(closed: Any, reader: _Reader, made: Mapping[int, Op] | None = None) -> FlatProgram:
@@ -72,8 +76,8 @@ def _once(results: tuple[int, ...], outputs: Sequence[int], carried: int) -> tup
 
 
 class _Reader:
-    def __init__(self, arrays: Arrays, partitioned: bool, upcast: bool) -> None:
-        self.arrays, self.partitioned, self.upcast = arrays, partitioned, upcast
+    def __init__(self, arrays: Arrays, partitioned: bool, upcast: bool, scatters: bool) -> None:
+        self.arrays, self.partitioned, self.upcast, self.scatters = arrays, partitioned, upcast, scatters
         self.ops: list[Op] = []
         self.maker: dict[int, Op] = {}
         self._divisors: set[int] = set()
@@ -82,7 +86,7 @@ class _Reader:
 
     def inside(self, closed: Any, made: Mapping[int, Op] | None = None) -> FlatProgram:
         """A program within this one."""
-        return _program(closed, _Reader(self.arrays, self.partitioned, self.upcast), made)
+        return _program(closed, _Reader(self.arrays, self.partitioned, self.upcast, self.scatters), made)
 
     def array(self, aval: Any) -> int:
         shape, (itemsize, dtype) = getattr(aval, "shape", ()), _element(getattr(aval, "dtype", None))
@@ -112,7 +116,11 @@ class _Reader:
                 self.arrays.rematerialized.update(operands)
             if params.get("differentiated") and params.get("prevent_cse"):
                 operands = tuple(x if x == LITERAL else self._fresh_view(x) for x in operands)
-            return self.run(inner, operands)
+            results = self.run(inner, operands)
+            if self.scatters and params.get("name") == GRADIENT_FIRST and len(results) == len(operands):
+                gradient = equation.outvars[0].aval
+                return [*self.emit(SCATTERED, (results[0],), [gradient], {}), *results[1:]]
+            return results
         avals = [variable.aval for variable in equation.outvars]
         if name in ("scan", "while", "cond"):
             return self._append(self._loop(equation, operands))

@@ -35,3 +35,5 @@ REDUCTIONS = _names("reduce_sum reduce_max reduce_min reduce_prod reduce_and red
 PRODUCTS = _names("dot_general conv_general_dilated ragged_dot ragged_dot_general")
 RESHAPED = VIEWS | _names("convert_element_type transpose slice concatenate dynamic_slice")
 """The result is the operand in another place or precision."""
+SCATTERED = "psum_scatter"
+"""A sum over devices, of which each keeps its part."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from redco_cli.sharding.predict.fusion import STACK, Fusion
-from redco_cli.sharding.predict.kinds import ELEMENTWISE, PRODUCTS, RESHAPED
+from redco_cli.sharding.predict.kinds import ELEMENTWISE, MOVES, PRODUCTS, RESHAPED
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
-from redco_cli.sharding.predict.timelines import Cast, Loop, Reads, Timeline
+from redco_cli.sharding.predict.timelines import Cast, Layer, Loop, Reads, Timeline
 
+_LITTLE = 8
 _IN_PLACE = ELEMENTWISE | {"scatter", "scatter-add", "scatter_add", "dynamic_update_slice", "sort"}
 
 
@@ -41,9 +43,28 @@ class _Scheduler:
     ) -> None:
         self._flat, self._fusion, self._how, self._cpu_backend = flat, fusion, how, how["kernels"]
         self._inputs, self._weights = frozenset(inputs), frozenset(weights)
-        self._order = (
-            self._cpu_order() if self._cpu_backend else [i for i, written in enumerate(fusion.written) if written]
-        )
+        self._order = self._cpu_order() if self._cpu_backend else self._program_order()
+
+    def _program_order(self) -> list[int]:
+        """As it is written; for a TPU, little that is made of much is made as soon as it can be."""
+        order = [index for index, written in enumerate(self._fusion.written) if written]
+        if not self._how["tpu_backend"]:
+            return order
+        early = {index: self._after_reads(index) for index in order if self._shrinks(index)}
+        return sorted(order, key=lambda index: early.get(index, float(index)))
+
+    def _shrinks(self, index: int) -> bool:
+        """Whether it moves elements, few of those that it reads."""
+        op, reads = self._fusion.ops[index], self._fusion.reads[index]
+        return op.name in MOVES and bool(reads) and _LITTLE * self._bytes(op.results) <= self._bytes(reads)
+
+    def _after_reads(self, index: int) -> float:
+        makers = [self._fusion.maker[array] for array in self._fusion.reads[index] if array in self._fusion.maker]
+        return max(makers) + 0.5 if makers else float(index)
+
+    def _bytes(self, arrays: Iterable[int]) -> int:
+        shapes, itemsizes = self._flat.arrays.shapes, self._flat.arrays.itemsizes
+        return sum(itemsizes[array] * math.prod(shapes[array]) for array in arrays)
 
     def _cpu_order(self) -> list[int]:
         """Breadth first: what is ready is done in the order in which it became so."""
@@ -135,7 +156,22 @@ class _Scheduler:
         fusion = Fusion([*slices, *body.ops, *stacks], body.outputs[:carried], self._flat, **self._how)
         scheduler = _Scheduler(self._flat, fusion, body.inputs[:first], weights, self._how)
         stacked = tuple(places[x] for x in op.results[carried:])
-        return [Loop(time, scheduler.timeline(body.outputs[:carried], body.outputs[carried:]), stacked)]
+        layers = zip(map(self._fusion.base, op.operands[first:]), body.inputs[first:], strict=True)
+        read = [layer for outer, inner in layers if self._is_weight(outer) for layer in scheduler.layer(outer, inner)]
+        return [Loop(time, scheduler.timeline(body.outputs[:carried], body.outputs[carried:]), stacked, tuple(read))]
+
+    def layer(self, parameter: int, array: int) -> list[Layer]:
+        """A slice of a parameter, where an iteration, which this is, reads it."""
+        fusion, order = self._fusion, {index: time for time, index in enumerate(self._order)}
+        itemsize, times, stack = self._flat.arrays.itemsizes[array], set[int](), [array]
+        while stack:
+            for user in fusion.users.get(stack.pop(), ()):
+                if fusion.written[user]:
+                    times.add(order[user])
+                elif fusion.ops[user].name != STACK:
+                    stack += fusion.ops[user].results
+                    itemsize = min(itemsize, *(self._flat.arrays.itemsizes[x] for x in fusion.ops[user].results))
+        return [Layer(parameter, array, itemsize, min(times), max(times))] if times else []
 
     def _is_weight(self, array: int) -> bool:
         while array not in self._weights:

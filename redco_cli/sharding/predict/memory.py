@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from redco_cli.sharding.decide.follow import bytes_per_device, follow
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
-from redco_cli.sharding.predict.branches import scattered_in_branches
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.liveness import timeline
 from redco_cli.sharding.predict.operations import FlatProgram
@@ -35,10 +34,12 @@ from redco_cli.sharding.predict.peak import (
     add_gathered,
     add_gradients,
     bytes_over_time,
+    layer_bytes,
     live_arrays,
     worst,
 )
 from redco_cli.sharding.predict.propagate import propagate
+from redco_cli.sharding.predict.scattered import as_scattered
 from redco_cli.sharding.predict.splits import host_bytes, shard_bytes
 from redco_cli.sharding.predict.timelines import Integers, Timeline
 from redco_cli.sharding.program.flops import products_of
@@ -163,12 +164,12 @@ class TracedLoss:
         self.products = products_of(self._jaxpr)
         self._timelines: dict[tuple[bool, ...], tuple[FlatProgram, Timeline]] = {}
 
-    def flat_and_timeline(self, partitioned: bool, config: StepConfig) -> tuple[FlatProgram, Timeline]:
+    def flat_and_timeline(self, partitioned: bool, scatters: bool, config: StepConfig) -> tuple[FlatProgram, Timeline]:
         """Its operations, and when its arrays exist; see `flatten` and `timeline`."""
         how = {"cpu_backend": config.cpu_backend, "tpu_backend": config.tpu_backend}
-        key = partitioned, *how.values()
+        key = partitioned, scatters, *how.values()
         if key not in self._timelines:
-            flat = flatten(self._jaxpr, partitioned=partitioned, upcast=config.cpu_backend)
+            flat = flatten(self._jaxpr, partitioned=partitioned, upcast=config.cpu_backend, scatters=scatters)
             self._timelines[key] = flat, timeline(flat, flat.inputs[: len(self.order)], **how)
         return self._timelines[key]
 
@@ -194,29 +195,30 @@ def estimate(
         config: how the step runs.
         batch_specs: like the batch; default: the leading dim of every array over `data` and `fsdp`.
     """
-    repeated = config.micro_batches > 1
-    flat, line = traced.flat_and_timeline(repeated or math.prod(mesh.values()) > 1, config)
+    repeated, on_tpu = config.micro_batches > 1, config.tpu_backend
+    partitioned, scatters = repeated or math.prod(mesh.values()) > 1, on_tpu and mesh[FSDP] > 1
+    flat, line = traced.flat_and_timeline(partitioned, scatters, config)
     lives, used = ([_specs(tree)[place] for place in traced.order] for tree in (specs, gathered))
     given = flat.inputs[len(used) :]
     over_batch = [PartitionSpec(BATCH_AXES)] * len(given) if batch_specs is None else _specs(batch_specs)
     splits = propagate(flat, [*used, *over_batch])
     local = _bytes_each(traced.leaves, lives, mesh)
-    sizes = scattered_in_branches(flat, shard_bytes(flat, splits, mesh, tiled=config.tpu_backend), local)
+    sizes = as_scattered(flat, shard_bytes(flat, splits, mesh, tiled=on_tpu), local)
     trained = local[: traced.trained]
     own = sizes[line.arrays]
     _keep_in_shards(flat, line, own, used, local, config)
     before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
     at_once = repeated or mesh[FSDP] == 1
-    how = {"added": repeated, "summed": summed, "at_once": at_once, "late": config.tpu_backend}
-    gradients = add_gradients(line, own, trained, **how)
+    gradients = add_gradients(line, own, trained, added=repeated, summed=summed, at_once=at_once, late=on_tpu)
     layered = [places[0] for places in line.outputs[1:] if places and line.made_by[places[0]] == "scan"]
-    found = bytes_over_time(line, sizes, own, layered if summed else ())
     moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
+    layers = layer_bytes(line, sizes, flat.arrays.itemsizes, moved) if on_tpu else {}
+    found = bytes_over_time(line, sizes, own, layered if summed else (), layers)
     _add_weights(found.weights, flat, line, moved, local, config)
     state = _bytes_each(jax.tree.leaves(opt_state), _specs(follow(opt_state, traced.params, specs)), mesh)
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
-    dying = gradients.waiting if at_once else ()
-    time, temporary = worst(line, found.total + gradients.bytes, own, before, dying, copies)
+    waiting = gradients.waiting if at_once else ()
+    time, temporary = worst(line, found.total + gradients.bytes, own, before, waiting, copies)
     rest, now = max(temporary - sum(trained), 0.0), live_arrays(line, time)
     weights = min(float(found.weights[time]), rest)
     logits = min(float(own[now][_is_of_loss(line)[now]].sum()), rest - weights)

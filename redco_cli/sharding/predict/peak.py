@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,13 @@ class Gradients:
     waiting: tuple[int, ...]
 
 
-def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collection[int] = ()) -> BytesOverTime:
+def bytes_over_time(
+    timeline: Timeline,
+    sizes: Bytes,
+    own: Bytes,
+    summed: Collection[int] = (),
+    gathered: Mapping[int, float] = MappingProxyType({}),
+) -> BytesOverTime:
     """Plays a timeline, loops and all.
 
     Args:
@@ -54,6 +61,7 @@ def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collec
         sizes: bytes of every array, by id.
         own: bytes of `timeline.arrays`.
         summed: indices of stacked results whose slices are summed over devices at the end of an iteration.
+        gathered: by id of a layer's array, its bytes where loops gather it; each of a loop's layers is.
     """
     found = BytesOverTime(
         live_bytes(timeline, np.where(timeline.is_weight, 0.0, own)),
@@ -65,6 +73,8 @@ def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collec
         parts = [part for y, place in enumerate(loop.stacked) if place in summed for part in loop.body.stacked[y][:1]]
         waiting = waiting_bytes(loop.body, inside, parts, at_once=True)
         inner = bytes_over_time(loop.body, sizes, inside)
+        for layer in loop.layers:
+            inner.weights[layer.first : layer.last + 1] += gathered.get(layer.array, 0.0)
         at = int((inner.total + waiting).argmax())
         now = (float(inner.activations[at] + waiting[at]), float(inner.weights[at]))
         largest[loop.time] = max(largest.get(loop.time, now), now, key=sum)
@@ -72,6 +82,14 @@ def bytes_over_time(timeline: Timeline, sizes: Bytes, own: Bytes, summed: Collec
         found.activations[time] += activations
         found.weights[time] += weights
     return found
+
+
+def layer_bytes(
+    timeline: Timeline, sizes: Bytes, itemsizes: Sequence[int], parameters: Collection[int]
+) -> dict[int, float]:
+    """Bytes of the layers that its loops read of some parameters, whole and as they are read, by id of the slice."""
+    layers = [layer for loop in timeline.loops for layer in loop.layers if layer.parameter in parameters]
+    return {one.array: float(sizes[one.array]) * one.itemsize / itemsizes[one.array] for one in layers}
 
 
 def live_bytes(timeline: Timeline, own: Bytes) -> Bytes:

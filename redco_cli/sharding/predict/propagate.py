@@ -13,7 +13,7 @@ from typing import Any
 
 from redco_cli.sharding.plan import DimShardings, as_dims
 from redco_cli.sharding.predict.flat import flatten
-from redco_cli.sharding.predict.kinds import ELEMENTWISE, REDUCTIONS
+from redco_cli.sharding.predict.kinds import ELEMENTWISE, REDUCTIONS, SCATTERED
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
 from redco_cli.sharding.predict.splits import Splits, distinct, join, rule, shard_bytes, whole
 from redco_cli.sharding.program.matrices import OF_LAST_DIMS, leading
@@ -70,7 +70,7 @@ def _same(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [splits.of(op.operands[0])]
 
 
-@rule("optimization_barrier", "device_put")
+@rule("optimization_barrier", "device_put", SCATTERED)
 def _each(splits: Splits, op: Op) -> list[DimShardings | None]:
     return [splits.of(operand) for operand in op.operands]
 

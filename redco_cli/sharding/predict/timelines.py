@@ -12,6 +12,25 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A slice of a parameter that one iteration of a loop reads.
+
+    Attributes:
+        parameter: id of the whole, around the loop.
+        array: id of the slice, within it.
+        itemsize: of an element as it is read.
+        first: when an iteration reads it first.
+        last: when it does last.
+    """
+
+    parameter: int
+    array: int
+    itemsize: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
 class Loop:
     """A loop, or a branch of a choice.
 
@@ -19,11 +38,13 @@ class Loop:
         time: when it runs.
         body: what happens in one iteration.
         stacked: index in `arrays` of the timeline around it of each stacked result.
+        layers: what it reads of parameters without writing it out in another precision.
     """
 
     time: int
     body: Timeline
     stacked: tuple[int, ...]
+    layers: tuple[Layer, ...] = ()
 
 
 @dataclass(frozen=True)

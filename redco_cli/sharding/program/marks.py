@@ -75,6 +75,24 @@ def _summed_as(x: Any, y: Any) -> Any:
 _SUMMED_AS = _summed_as.__name__
 
 
+def gradient_first(weight: Any, x: Any) -> tuple[Any, Any]:
+    """The same arrays, marked: the gradient of `weight` is added up over devices before that of `x` is used.
+
+    A weight at the end of a program, such as a head, has its gradient first. On TPUs XLA may add it up at the very end,
+    with all of it on every device while the backward pass goes through the layers.
+    """
+    marked: tuple[Any, Any] = jax.jit(_gradient_first)(weight, x)
+    return marked
+
+
+def _gradient_first(weight: Any, x: Any) -> tuple[Any, Any]:
+    return weight, x
+
+
+GRADIENT_FIRST = _gradient_first.__name__
+"""Name of the call that is made of a mark."""
+
+
 def usual_branch(equation: Any) -> int | None:
     """The branch that an equation marks as the usual one; None for any other equation."""
     name = equation.params.get("name") if equation.primitive.name == "name" else None

@@ -55,6 +55,10 @@ class Rewriting(Protocol):
         """Control flow that tracked parameters are taken into, of `CONTROL_FLOW`; rematerialised parts always are."""
 
     @property
+    def calls(self) -> frozenset[str]:
+        """Names of calls that `use` has results of; others are entered."""
+
+    @property
     def everywhere(self) -> bool:
         """Whether calls and control flow are entered that no tracked parameter goes into, too."""
 
@@ -132,7 +136,7 @@ def _apply(equation: Any, operands: Sequence[Any], rewriting: Rewriting) -> Sequ
     operands = [_as_array(x) for x in operands] if name == "custom_vjp_call" else operands
     tracked = any(map(rewriting.is_tracked, operands))
     if tracked or rewriting.everywhere:
-        if name in INLINED:
+        if name in INLINED and not (tracked and params.get("name") in rewriting.calls):
             inner = params.get("jaxpr", params.get("call_jaxpr"))
             return _evaluate(inner.jaxpr, inner.consts, operands, rewriting)
         if name in REMATERIALISED:

@@ -65,11 +65,18 @@ def with_numbers_and_a_look(p, h, x):
     return jnp.tanh(x @ (p["w"] * 0.5) + h @ (p["u"] - p["u"].mean(0)) + p["b"])
 
 
+def masked(p, h, x):
+    """By a mask that is drawn for all steps, and by numbers of the program."""
+    mask = jax.random.bernoulli(jax.random.key(0), 0.9, p["u"].shape)
+    return jnp.tanh(x @ (p["w"] * np.eye(WIDTH, dtype=np.float32)) + h @ jnp.where(mask, p["u"], 0) + p["b"])
+
+
 CELLS = {
     "plain": plain,
     "gates side by side": gates_side_by_side,
     "in narrow numbers": in_narrow_numbers,
     "of a weight that is made in the loop": of_a_weight_made_in_the_loop,
+    "masked": masked,
     "rematerialised": lambda p, h, x: jax.checkpoint(plain)(p, h, x),
     "in a jit": lambda p, h, x: jax.jit(plain)(p, h, x),
     "with a loop inside": with_a_loop_inside,
@@ -81,7 +88,7 @@ CELLS = {
     ),
 }
 
-QUICK_CELLS = ("plain", "gates side by side", "with numbers, and a look")
+QUICK_CELLS = ("plain", "gates side by side", "masked", "with numbers, and a look")
 
 
 def weights():
@@ -130,6 +137,19 @@ def test_gathered_again_they_are_the_same():
     approximately(found, right, 1e-5)
 
 
+@pytest.mark.parametrize("mesh", ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("data", "cube"))])
+def test_what_weights_are_multiplied_with_has_a_gradient_too(mesh):
+    """What a loop multiplies its weights with may be made of weights before it, and of examples."""
+
+    def function(params, x):
+        gain, of_all = jnp.exp(params["b"]), jnp.tanh(x.mean((0, 1)))
+        return recurrent(lambda p, h, x: jnp.tanh(x @ (p["w"] * gain) + h @ (p["u"] * of_all)))(params, x)
+
+    specs, gathered = layouts(MESHES[mesh])
+    found, right = on_mesh(function, weights(), inputs(), specs=specs, gathered=gathered, mesh=MESHES[mesh])
+    approximately(found, right, 1e-5)
+
+
 def collectives(cell, mesh):
     """What one forward and backward pass moves, by kind and axes: how often, and bytes; and what was predicted."""
     params, x = weights(), inputs()
@@ -151,7 +171,7 @@ def collectives(cell, mesh):
     return compiled_collectives(step.lower(params, {"x": x}).compile(), mesh), plan.collectives
 
 
-@pytest.mark.parametrize("name", ["plain", "gates side by side", "rematerialised"])
+@pytest.mark.parametrize("name", ["plain", "gates side by side", "masked", "rematerialised"])
 @pytest.mark.parametrize("mesh", ["data", "fsdp", "data and fsdp"])
 def test_nothing_moves_in_an_iteration(name, mesh):
     found, _ = collectives(CELLS[name], MESHES[mesh])

@@ -14,9 +14,9 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.models.resolve import resolve_model
 from redco_cli.recipe.schema import ModelSection
 from redco_cli.sharding.compiled.memory import compiled_memory
-from redco_cli.sharding.predict.branches import scattered_in_branches
 from redco_cli.sharding.predict.flat import flatten
 from redco_cli.sharding.predict.memory import Array, StepConfig, TracedLoss, estimate
+from redco_cli.sharding.predict.scattered import as_scattered
 from tests.sharding.programs.steps import MESHES, OPTIMIZER, Size, compile_step, model, plan
 from tests.sharding.shorthand import f32
 
@@ -61,7 +61,7 @@ def assert_close(predicted, compiled, within=0.25):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("gpt2", "bert", "t5", "scan remat") else name
+        pytest.param(name, marks=pytest.mark.slow) if name in ("gpt2", "llama", "bert", "t5", "scan remat") else name
         for name in NAMES
     ],
 )
@@ -334,7 +334,7 @@ def test_gradients_that_a_branch_gives_back_are_in_shards():
     params, batch = {"w": jnp.zeros((64, 64))}, {"x": jnp.zeros((32, 64))}
     flat = flatten(jax.make_jaxpr(jax.grad(loss))(params, batch), partitioned=True, upcast=False)
     whole = np.array([math.prod(shape) * 4.0 for shape in flat.arrays.shapes])
-    found = scattered_in_branches(flat, whole, [64 * 64 * 4 // 8])
+    found = as_scattered(flat, whole, [64 * 64 * 4 // 8])
     changed = {flat.arrays.shapes[place] for place in np.flatnonzero(found != whole)}
     assert changed == {(64, 64)}
     backward = [op for op in flat.ops if op.name == "cond"][-1]

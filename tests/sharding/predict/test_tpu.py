@@ -60,10 +60,14 @@ def micro_batched(micro_batches):
 
 
 def test_what_micro_batches_share_is_made_before_the_first():
-    """Casts of weights, beside those that each keeps; and where they are added up, beside those of each."""
+    """Casts of weights, beside those that each keeps; and where they are added up, beside those of each.
+
+    The worst moment is then another, when a layer is gathered.
+    """
     once, twice = micro_batched(1), micro_batched(2)
     shard = LAYERS * WIDE * WIDE // MESH["fsdp"]
-    assert twice.gathered - once.gathered == 2 * shard
+    layer = 2 * WIDE * WIDE
+    assert twice.gathered - once.gathered == 2 * shard + layer
     assert twice.temporary - once.temporary == (2 + 4) * shard
 
 

@@ -71,6 +71,7 @@ def test_every_mesh_and_cut_trains_the_same(kind):
     assert all(rows[f"adapter/{path}/A"][2:] == [] for path in (name, "layers/mlp/down/kernel"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_adapter_and_not_its_base():
     train("recipe.yaml", ["adapter={rank: 2, targets: ['.*/(q|v)/kernel']}"])
     parameters = {path for path in final_state("run", 6) if path.startswith("['params']")}

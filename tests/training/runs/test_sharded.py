@@ -106,7 +106,7 @@ def whole(tree: Any) -> int:
 @pytest.mark.usefixtures("mlp")
 @pytest.mark.parametrize(
     ("micro", "meshes"),
-    [(8, ["{fsdp: 8}", CUBE]), *(pytest.param(micro, MESHES, marks=pytest.mark.slow) for micro in (8, 16))],
+    [(8, [CUBE]), *(pytest.param(micro, MESHES, marks=pytest.mark.slow) for micro in (8, 16))],
 )
 def test_every_mesh_equals_one_device(trained, micro: int, meshes: list[str]) -> None:
     batch = "train.global_batch_size=16"
