@@ -24,7 +24,7 @@ from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
 from redco_cli.sharding.gather.convolutions import grouped, is_grouped
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
-from redco_cli.sharding.gather.in_place import done_in_place, summed_in_place, taken_apart
+from redco_cli.sharding.gather.in_place import InPlace, computed_in_place, done_in_place, taken_apart
 from redco_cli.sharding.gather.loops import before_loop, repeats
 from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
@@ -50,7 +50,7 @@ class _Gathering:
         reshard_after_forward: once for the forward pass, and once more for the backward pass.
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
-        summed: what is computed of weights where they live, see `summed_in_place`.
+        in_place: what is computed of weights where they live.
         multiplied: arrays that parameters multiplied so far, and each as the products see it; by their `id`, and
             whether each device has a part of the parameter.
         viewed: by their `id` and how, arrays that were seen in another way so far, and what that gave.
@@ -60,7 +60,7 @@ class _Gathering:
     reshard_after_forward: bool
     examples: Examples
     casts: Mapping[Any, Any]
-    summed: frozenset[Any]
+    in_place: InPlace
     enters: frozenset[str] = frozenset()
     calls: frozenset[str] = frozenset({GRADIENT_FIRST})
     everywhere: bool = False
@@ -100,9 +100,9 @@ class _Gathering:
         if moves_rows(equation, operands, self.examples):
             rows = equation.outvars[0]
             return [looked_up(equation, operands[0], operands[1], self.casts.get(rows, rows.aval.dtype))]
-        in_place = done_in_place(equation, operands, self.summed)
-        if in_place is not None:
-            return in_place
+        done = done_in_place(equation, operands, self.in_place)
+        if done is not None:
+            return done
         if self._is_over_tensor and equation.primitive.name in VIEWS and _is_traced(operands[0]):
             return [self._viewed_once(equation, operands[0])]
         operands = self._as_products_see(equation, operands)
@@ -233,8 +233,8 @@ def gathering(
         stored = [Sharded(leaf, where, there, mesh, own) for leaf, where, there, own in places]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
-        summed, everywhere = summed_in_place(closed.jaxpr, is_weight), has_neighbours(closed.jaxpr)
-        told = mesh, reshard_after_forward, examples, casts(closed), summed
+        in_place, everywhere = computed_in_place(closed.jaxpr, is_weight, examples), has_neighbours(closed.jaxpr)
+        told = mesh, reshard_after_forward, examples, casts(closed), in_place
         rewriting = _Gathering(*told, everywhere=everywhere)
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)

@@ -8,7 +8,8 @@ looked up by all    a few rows that every device uses, as of sampled negatives: 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,14 +17,16 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
-from redco_cli.sharding.gather.sharded import Sharded, part_spec
-from redco_cli.sharding.plan import FSDP, as_dims
+from redco_cli.sharding.gather.sharded import SMALL, Sharded, part_spec
+from redco_cli.sharding.plan import FSDP, Usage, as_dims, as_spec
+from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.lookups import lookup
 from redco_cli.sharding.program.primitives import ELEMENTWISE
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, bind
+from redco_cli.sharding.scans import scan_counts
 
 _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
-_OF_EACH = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"}
+_OF_EACH = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"} | {"stop_gradient"}
 
 
 def taken_apart(equation: Any, weight: Any) -> list[Sharded] | None:
@@ -52,55 +55,150 @@ def taken_apart(equation: Any, weight: Any) -> list[Sharded] | None:
     ]
 
 
-def summed_in_place(jaxpr: Any, is_weight: Sequence[bool]) -> frozenset[Any]:
-    """Variables of a program, and of the programs inside it, that are computed of weights alone, entry by entry, and of
-    which nothing but sums is used.
+@dataclass(frozen=True)
+class InPlace:
+    """What a program computes of weights that can be computed where they live. Variables, also of programs inside it.
+
+    Attributes:
+        summed: of which nothing but sums is used.
+        made: that are used as weights are, and gathered in their place.
+        examples: where they are in the program.
+    """
+
+    summed: frozenset[Any]
+    made: frozenset[Any]
+    examples: Examples
+
+
+def computed_in_place(jaxpr: Any, is_weight: Sequence[bool], examples: Examples) -> InPlace:
+    """Looks for it.
 
     Args:
         jaxpr: the program.
         is_weight: for each of its inputs.
+        examples: where they are in it: what is computed of them is no weight.
     """
-    return frozenset(_summed(jaxpr, is_weight))
+    summed: set[Any] = set()
+    made: set[Any] = set()
+    _look(jaxpr, is_weight, examples, summed, made)
+    return InPlace(frozenset(summed), frozenset(made), examples)
 
 
-def _summed(jaxpr: Any, is_weight: Sequence[bool]) -> Iterator[Any]:
-    weights = {variable for variable, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
+def _look(
+    jaxpr: Any, is_weight: Sequence[bool], examples: Examples, summed: set[Any], made: set[Any]
+) -> Collection[Any]:
+    """Adds to `summed` and `made`; the variables of which more than sums is used."""
+    sources = {x: frozenset({x}) for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
     computed: list[Any] = []
-    others: set[Any] = {atom for atom in jaxpr.outvars if not isinstance(atom, core.Literal)}
+    used: set[Any] = set(_variables(jaxpr.outvars))
     for equation in jaxpr.eqns:
-        name, variables = equation.primitive.name, [x for x in equation.invars if not isinstance(x, core.Literal)]
-        given = [not isinstance(x, core.Literal) and x in weights for x in equation.invars]
-        if name in INLINED | REMATERIALISED and any(given):
-            for inner in core.jaxprs_in_params(equation.params):
-                yield from _summed(inner, given)
-        shapes = {x.aval.shape for x in variables}
-        if name in _OF_EACH and variables and weights.issuperset(variables) and len(shapes) == 1:
-            weights.update(equation.outvars)
+        name, variables = equation.primitive.name, _variables(equation.invars)
+        if sources.keys().isdisjoint(variables) or not equation.outvars:
+            continue
+        if _is_of_weights(equation, sources, examples):
+            sources[equation.outvars[0]] = frozenset().union(*(sources[x] for x in variables if x in sources))
             computed.append(equation)
+        elif name in INLINED | REMATERIALISED | {"scan"}:
+            used.update(_used_inside(equation, sources, examples, summed, made))
         elif name not in _SUMS:
-            others.update(variables)
+            used.update(variables)
+    leads = set(used)
     for equation in reversed(computed):
-        if equation.outvars[0] in others:
-            others.update(x for x in equation.invars if not isinstance(x, core.Literal))
+        if equation.outvars[0] in leads:
+            leads.update(_variables(equation.invars))
         else:
-            yield equation.outvars[0]
+            summed.add(equation.outvars[0])
+    for group in _connected([sources[one.outvars[0]] for one in computed if one.outvars[0] in leads]):
+        mine = [x for x in sources if sources[x] <= group]
+        before = sum(_bytes(x) for x in group if x in leads)
+        if sum(_bytes(x) for x in mine if x in used) <= before:
+            made.update(x for x in mine if x in leads and x not in group)
+    return leads
 
 
-def done_in_place(equation: Any, operands: Sequence[Any], summed: Collection[Any]) -> list[Any] | None:
+def _used_inside(
+    equation: Any, weights: Collection[Any], examples: Examples, summed: set[Any], made: set[Any]
+) -> list[Any]:
+    """What an equation is given of which a program inside it uses more than sums."""
+    given = [not isinstance(x, core.Literal) and x in weights for x in equation.invars]
+    if equation.primitive.name == "scan":
+        first, carried = scan_counts(equation.params)
+        given[first : first + carried] = [False] * carried
+    (inner,) = core.jaxprs_in_params(equation.params)
+    used = _look(inner, given, examples, summed, made)
+    pairs = zip(equation.invars, inner.invars, strict=True)
+    return [x for x, its in pairs if not isinstance(x, core.Literal) and (its in used or x not in weights)]
+
+
+def _is_of_weights(equation: Any, weights: Collection[Any], examples: Examples) -> bool:
+    """Whether its one result has an entry for each entry of weights, and is of no examples."""
+    name, variables, result = equation.primitive.name, _variables(equation.invars), equation.outvars[0].aval
+    if name in ("concatenate", "stack"):
+        return all(x in weights for x in equation.invars)
+    if name not in _OF_EACH or not jnp.issubdtype(result.dtype, jnp.floating):
+        return False
+    return all(x.aval.shape == result.shape if x in weights else x not in examples.dims for x in variables)
+
+
+def _connected(sets: Sequence[frozenset[Any]]) -> list[frozenset[Any]]:
+    """Unions of those that have something in common."""
+    found: list[frozenset[Any]] = []
+    for one in sets:
+        apart = [other for other in found if not one & other]
+        found = [*apart, one.union(*(other for other in found if one & other))]
+    return found
+
+
+def _variables(atoms: Sequence[Any]) -> list[Any]:
+    return [x for x in atoms if not isinstance(x, core.Literal)]
+
+
+def _bytes(x: Any) -> int:
+    return int(x.aval.size * x.aval.dtype.itemsize)
+
+
+def done_in_place(equation: Any, operands: Sequence[Any], where: InPlace) -> list[Any] | None:
     """The results of an equation that needs no whole weight; None where it does, or has none.
 
     Args:
-        equation: one that looks up no rows of examples.
+        equation: any.
         operands: its own, of which some may be a `Sharded`.
-        summed: see `summed_in_place`.
+        where: see `computed_in_place`.
     """
     if _is_inner_product(equation, operands):
         one, other = (in_place(x).astype(equation.outvars[0].aval.dtype) for x in operands)
         return [(one * other).sum()]
     sums = equation.primitive.name in _SUMS and isinstance(operands[0], Sharded) and not operands[0].views
-    if sums or (equation.outvars and equation.outvars[0] in summed):
+    result = equation.outvars[0] if equation.outvars else None
+    if sums or result in where.summed:
         return list(bind(equation, [in_place(x) for x in operands]))
-    return [_looked_up_by_all(equation, *operands)] if _are_rows_of_all(equation, operands) else None
+    made = _made(equation, operands) if result in where.made else None
+    if made is not None:
+        return [made]
+    is_of_all = _are_rows_of_all(equation, operands, where.examples)
+    return [_looked_up_by_all(equation, *operands)] if is_of_all else None
+
+
+def _made(equation: Any, operands: Sequence[Any]) -> Sharded | None:
+    """What an equation makes of weights that live and are used alike, as another weight; None where they are not."""
+    weights = [x for x in operands if isinstance(x, Sharded)]
+    places = {(x.spec, x.gathered, x.usage) for x in weights}
+    if len(places) != 1 or any(x.is_apart or x.views or not x.divides or x.spec == x.gathered for x in weights):
+        return None
+    first, ndim = weights[0], weights[0].value.ndim
+    lives, used = (list(as_dims(spec, ndim)) for spec in (first.spec, first.gathered))
+    if equation.primitive.name in ("concatenate", "stack"):
+        if first.usage != Usage():
+            return None
+        if equation.primitive.name == "stack":
+            lives.insert(equation.params["axis"], ())
+            used.insert(equation.params["axis"], ())
+        elif lives[equation.params["dimension"]] or used[equation.params["dimension"]]:
+            return None
+    spec, gathered = as_spec(tuple(lives)), as_spec(tuple(used))
+    (array,) = bind(equation, [x.value if isinstance(x, Sharded) else x for x in operands])
+    array = jax.lax.with_sharding_constraint(array, NamedSharding(first.mesh, spec))
+    return Sharded(array, spec, gathered, first.mesh, first.usage, is_cast=True)
 
 
 def in_place(weight: Any) -> Any:
@@ -132,14 +230,15 @@ def _is_inner_product(equation: Any, operands: Sequence[Any]) -> bool:
     return same and is_flat and not batched and all(tuple(dims) == in_order for dims in contracted)
 
 
-def _are_rows_of_all(equation: Any, operands: Sequence[Any]) -> bool:
-    """Whether it looks up rows of a weight in shards, fewer than it has, that every device is to have."""
+def _are_rows_of_all(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:
+    """Whether it looks up rows of a weight in shards, fewer than it has, for no example in particular."""
     if lookup(equation) is None or not isinstance(operands[0], Sharded) or isinstance(operands[1], Sharded):
         return False
-    table: Sharded = operands[0]
+    table, ids = operands[0], equation.invars[1]
     is_in_shards = any(FSDP in axes for axes in as_dims(table.spec)) and not table.views
-    is_float = jnp.issubdtype(table.value.dtype, jnp.floating)
-    return bool(is_in_shards and is_float and 2 * math.prod(equation.outvars[0].aval.shape) < table.value.size)
+    is_float = jnp.issubdtype(table.value.dtype, jnp.floating) and table.value.nbytes >= SMALL
+    few = 2 * math.prod(equation.outvars[0].aval.shape) < table.value.size
+    return bool(is_in_shards and is_float and few and (isinstance(ids, core.Literal) or ids not in examples.dims))
 
 
 def _looked_up_by_all(equation: Any, table: Sharded, ids: Any) -> Any:
