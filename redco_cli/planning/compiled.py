@@ -91,6 +91,12 @@ def compile_step(option: Option) -> Compiled:
 
 def lower_step(way: Way, mesh: Mesh) -> jax.stages.Lowered:
     """The train step as a program for the devices of a mesh, which need not be there."""
+    lowered: jax.stages.Lowered = trace_step(way, mesh).lower()
+    return lowered
+
+
+def trace_step(way: Way, mesh: Mesh) -> jax.stages.Traced:
+    """The same, before it is one of XLA's."""
     workload = way.workload
     placement = Placement(mesh, way.plan, way.reshard_after_forward)
 
@@ -108,7 +114,7 @@ def lower_step(way: Way, mesh: Mesh) -> jax.stages.Lowered:
     private = private_gradient(loss, workload.privacy, places.trainable)
     step = make_train_step(loss, workload.optimizer, schedule, 0, places.trainable, workload.update_state, private)
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(places, replicated(mesh)))
-    return compiled.lower(_placed(state, places), _batch(way, mesh))
+    return compiled.trace(_placed(state, places), _batch(way, mesh))
 
 
 def program_of(compiled: jax.stages.Compiled) -> Program:

@@ -26,7 +26,7 @@ from redco_cli.chips.compiler import OUT_OF_MEMORY, Value, compile_fitting, comp
 from redco_cli.chips.target import Target, parse_target, targeting
 from redco_cli.errors import RedcoError
 from redco_cli.models.decoder.block import Remat
-from redco_cli.planning.compiled import Program, Way, lower_step, program_of, read_step
+from redco_cli.planning.compiled import Program, Way, program_of, read_step, trace_step
 from redco_cli.planning.devices import Devices
 from redco_cli.planning.options import Planner
 from redco_cli.planning.report import Compiled
@@ -49,6 +49,7 @@ _WITHOUT_TRITON = f"{_TRITON}=false: XLA has no tiles for a product of this step
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _READ = 7
 """Counted up where something else is read of a compiled program: what is kept is read anew then."""
+_ADDRESS = re.compile(r'(?<=backend_config = ")\d{9,}(?=")|0x[0-9a-f]{6,}')
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
@@ -114,8 +115,10 @@ def answer(request: Request, tell: Callable[[str], None]) -> dict[str, Any]:
         planner = Planner(workload, Devices(target.devices, target.groups, None), request.micro_batch_size)
         way = Way(workload, planner.plan(request.mesh), request.micro_batch_size, request.reshard_after_forward)
         mesh = target_mesh(target, request.mesh)
-        lowered = lower_step(way, mesh)
-    known = cache_directory().parent / "targets" / f"{_key(lowered, target, request)}.json"
+        traced = trace_step(way, mesh)
+        lowered = traced.lower()
+    key = _key(lowered.as_text(), str(traced.jaxpr), target, request)
+    known = cache_directory().parent / "targets" / f"{key}.json"
     if known.is_file():
         found: dict[str, Any] = json.loads(known.read_text())
         return found
@@ -202,11 +205,15 @@ def _too_large(said: str) -> dict[str, Any] | None:
     return {"needed": int(needed), "limit": int(limit), "said": said.splitlines()[0]}
 
 
-def _key(lowered: jax.stages.Lowered, target: Target, request: Request) -> str:
-    """Of everything that decides what the compiler makes."""
+def _key(lowered: str, traced: str, target: Target, request: Request) -> str:
+    """Of everything that decides what the compiler makes, the same in every process.
+
+    Kernels that split over devices by a rule of their own are in a lowered program by an address: the traced one says
+    what they compute, of which addresses do not count either.
+    """
     versions = [_version(name) for name in _COMPILERS]
     asked = json.dumps([request.options, request.cycles], sort_keys=True)
-    parts = [lowered.as_text(), repr(target), asked, str(versions), str(_READ)]
+    parts = [*(_ADDRESS.sub("", text) for text in (lowered, traced)), repr(target), asked, str(versions), str(_READ)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -228,14 +228,18 @@ def gathering(
         is_weight = [number < len(given) for number in range(len(closed.jaxpr.invars))]
         if as_it_is and not repeats(closed.jaxpr, is_weight):
             return function(params, *others)
-        kept = [_used_again(*one, closed.jaxpr, mesh) for one in zip(given, lives, closed.jaxpr.invars, strict=False)]
-        places = zip(kept, lives, used, how, strict=True)
-        stored = [Sharded(leaf, where, there, mesh, own) for leaf, where, there, own in places]
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
-        in_place, everywhere = computed_in_place(closed.jaxpr, is_weight, examples), has_neighbours(closed.jaxpr)
+        in_place = computed_in_place(closed.jaxpr, is_weight, examples)
+        again = [x not in in_place.sources for x in closed.jaxpr.invars]
+        kept = [
+            _used_again(leaf, where, x, closed.jaxpr, mesh) if yes else leaf
+            for leaf, where, x, yes in zip(given, lives, closed.jaxpr.invars, again, strict=False)
+        ]
+        places = zip(kept, lives, used, how, strict=True)
+        stored = [Sharded(leaf, where, there, mesh, own) for leaf, where, there, own in places]
         told = mesh, reshard_after_forward, examples, casts(closed), in_place
-        rewriting = _Gathering(*told, everywhere=everywhere)
+        rewriting = _Gathering(*told, everywhere=has_neighbours(closed.jaxpr))
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 

@@ -8,8 +8,9 @@ looked up by all    a few rows that every device uses, as of sampled negatives: 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -60,14 +61,16 @@ class InPlace:
     """What a program computes of weights that can be computed where they live. Variables, also of programs inside it.
 
     Attributes:
+        examples: where they are in the program.
         summed: of which nothing but sums is used.
         made: that are used as weights are, and gathered in their place.
-        examples: where they are in the program.
+        sources: weights of which one other is made that is used once, and that are used in no other way.
     """
 
-    summed: frozenset[Any]
-    made: frozenset[Any]
     examples: Examples
+    summed: set[Any] = field(default_factory=set)
+    made: set[Any] = field(default_factory=set)
+    sources: set[Any] = field(default_factory=set)
 
 
 def computed_in_place(jaxpr: Any, is_weight: Sequence[bool], examples: Examples) -> InPlace:
@@ -78,28 +81,25 @@ def computed_in_place(jaxpr: Any, is_weight: Sequence[bool], examples: Examples)
         is_weight: for each of its inputs.
         examples: where they are in it: what is computed of them is no weight.
     """
-    summed: set[Any] = set()
-    made: set[Any] = set()
-    _look(jaxpr, is_weight, examples, summed, made)
-    return InPlace(frozenset(summed), frozenset(made), examples)
+    found = InPlace(examples)
+    _look(jaxpr, is_weight, found)
+    return found
 
 
-def _look(
-    jaxpr: Any, is_weight: Sequence[bool], examples: Examples, summed: set[Any], made: set[Any]
-) -> Collection[Any]:
-    """Adds to `summed` and `made`; the variables of which more than sums is used."""
+def _look(jaxpr: Any, is_weight: Sequence[bool], found: InPlace) -> Collection[Any]:
+    """Adds what is found; the variables of which more than sums is used."""
     sources = {x: frozenset({x}) for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
     computed: list[Any] = []
-    used: set[Any] = set(_variables(jaxpr.outvars))
+    used = Counter(_variables(jaxpr.outvars))
     for equation in jaxpr.eqns:
         name, variables = equation.primitive.name, _variables(equation.invars)
         if sources.keys().isdisjoint(variables) or not equation.outvars:
             continue
-        if _is_of_weights(equation, sources, examples):
+        if _is_of_weights(equation, sources, found.examples):
             sources[equation.outvars[0]] = frozenset().union(*(sources[x] for x in variables if x in sources))
             computed.append(equation)
         elif name in INLINED | REMATERIALISED | {"scan"}:
-            used.update(_used_inside(equation, sources, examples, summed, made))
+            used.update(_used_inside(equation, sources, found))
         elif name not in _SUMS:
             used.update(variables)
     leads = set(used)
@@ -107,25 +107,24 @@ def _look(
         if equation.outvars[0] in leads:
             leads.update(_variables(equation.invars))
         else:
-            summed.add(equation.outvars[0])
+            found.summed.add(equation.outvars[0])
     for group in _connected([sources[one.outvars[0]] for one in computed if one.outvars[0] in leads]):
         mine = [x for x in sources if sources[x] <= group]
         before = sum(_bytes(x) for x in group if x in leads)
         if sum(_bytes(x) for x in mine if x in used) <= before:
-            made.update(x for x in mine if x in leads and x not in group)
+            found.made.update(x for x in mine if x in leads and x not in group)
+            found.sources.update(group if sum(used[x] for x in mine) == 1 else ())
     return leads
 
 
-def _used_inside(
-    equation: Any, weights: Collection[Any], examples: Examples, summed: set[Any], made: set[Any]
-) -> list[Any]:
+def _used_inside(equation: Any, weights: Collection[Any], found: InPlace) -> list[Any]:
     """What an equation is given of which a program inside it uses more than sums."""
     given = [not isinstance(x, core.Literal) and x in weights for x in equation.invars]
     if equation.primitive.name == "scan":
         first, carried = scan_counts(equation.params)
         given[first : first + carried] = [False] * carried
     (inner,) = core.jaxprs_in_params(equation.params)
-    used = _look(inner, given, examples, summed, made)
+    used = _look(inner, given, found)
     pairs = zip(equation.invars, inner.invars, strict=True)
     return [x for x, its in pairs if not isinstance(x, core.Literal) and (its in used or x not in weights)]
 

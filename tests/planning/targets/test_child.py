@@ -8,6 +8,7 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
+from redco_cli.chips.target import parse_target
 from redco_cli.errors import DeviceError, UsageError
 from redco_cli.planning.inspect import inspect
 from redco_cli.planning.targets import child, scheduled
@@ -46,6 +47,18 @@ def test_what_was_compiled_is_kept(monkeypatch):
     assert from_json(found["timeline"])
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)
     assert json.loads(json.dumps(answer(request, stages.append))) == json.loads(json.dumps(found))
+
+
+def test_it_is_found_by_another_process():
+    """In which kernels have other addresses; one that computes something else is not."""
+
+    def key(address, mask):
+        lowered = f'%1 = stablehlo.custom_call @CustomSPMDPartitioning(%0) {{backend_config = "{address}"}}'
+        traced = f"custom_partitioning[call=attend mask={mask} partition=<function _split at {hex(address)}>] a"
+        return child._key(lowered, traced, parse_target("h100:8", "--target"), REQUEST)
+
+    assert key(140663535970000, "causal") == key(140273755476304, "causal")
+    assert key(140663535970000, "causal") != key(140663535970000, "padding")
 
 
 @pytest.mark.slow
