@@ -85,7 +85,7 @@ def parse_mesh(text: str, where: str) -> dict[str, int]:
         if axis in given:
             raise UsageError(where, f"{axis} is given twice", "give each axis once")
         if re.fullmatch(r"[1-9]\d{0,6}", size, re.ASCII) is None:
-            problem = f"{axis}={_shown(size)} given, but a mesh axis has a size of at least 1"
+            problem = f"{axis}={_shown(size)} given, but a mesh axis has 1 to 9999999 devices"
             raise UsageError(where, problem, f"write such as {axis}=2")
         given[axis] = int(size)
     return {axis: given.get(axis, 1) for axis in AXES}

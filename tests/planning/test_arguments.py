@@ -123,10 +123,11 @@ def test_meshes(text, mesh):
         ("fsdb=4", "'fsdb' is no mesh axis\n  -> did you mean fsdp?"),
         ("x=4", "'x' is no mesh axis\n  -> known: data, fsdp, tensor"),
         ("data=2,data=2", "data is given twice\n  -> give each axis once"),
-        ("data=0", "data='0' given, but a mesh axis has a size of at least 1\n  -> write such as data=2"),
-        ("tensor=-1", "tensor='-1' given, but a mesh axis has a size of at least 1\n  -> write such as tensor=2"),
-        ("fsdp=two", "fsdp='two' given, but a mesh axis has a size of at least 1\n  -> write such as fsdp=2"),
-        ("fsdp=4=2", "fsdp='4=2' given, but a mesh axis has a size of at least 1\n  -> write such as fsdp=2"),
+        ("data=0", "data='0' given, but a mesh axis has 1 to 9999999 devices\n  -> write such as data=2"),
+        ("tensor=-1", "tensor='-1' given, but a mesh axis has 1 to 9999999 devices\n  -> write such as tensor=2"),
+        ("fsdp=10000000", "fsdp='10000000' given, but a mesh axis has 1 to 9999999 devices\n  -> write such as fsdp=2"),
+        ("fsdp=two", "fsdp='two' given, but a mesh axis has 1 to 9999999 devices\n  -> write such as fsdp=2"),
+        ("fsdp=4=2", "fsdp='4=2' given, but a mesh axis has 1 to 9999999 devices\n  -> write such as fsdp=2"),
     ],
 )
 def test_no_meshes(text, message):
