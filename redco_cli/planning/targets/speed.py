@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -16,11 +17,12 @@ from redco_cli.planning.targets.roofline import FASTER, SLOWER, planned_events
 from redco_cli.planning.targets.seconds import StepTime, step_time
 from redco_cli.planning.timing import Constant, Speed, Term
 from redco_cli.planning.workload import Workload
+from redco_cli.plugin.state import Variables
 from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.compiled.events import Event, Loop
 from redco_cli.sharding.compiled.work import Work
-from redco_cli.sharding.program.flops import Products, count_products
-from redco_cli.training.state import partition
+from redco_cli.sharding.program.flops import Products, gradient_flops, products_of
+from redco_cli.training.state import merge, partition
 
 
 @dataclass(frozen=True)
@@ -30,26 +32,37 @@ class Forward:
     Attributes:
         products: those that are computed.
         needed: operations of those that the model needs: experts also compute what they have room for.
+        passes: how many times these a step has, without what is recomputed: three where all parameters are trained,
+            and what the first of them multiplies is computed, too.
     """
 
     products: Products
     needed: int
+    passes: float
 
 
 def forward_of(workload: Workload) -> Forward:
     """What a forward pass takes."""
     size, key = workload.micro_batch_size or workload.global_batch_size, jax.random.key(0)
+    given, batch = workload.abstract, workload.batch(size)
+    trained, frozen = partition(given.params, workload.frozen)
+    params = merge(jax.tree.map(lambda _: True, trained), jax.tree.map(lambda _: False, frozen))
+    others = jax.tree.map(lambda _: False, (given.state, given.step, batch))
+    is_trained = jax.tree.leaves((params, *others))
 
-    def count() -> Products:
-        found = count_products(
-            lambda variables, batch: workload.loss(variables, batch, key).sum, workload.abstract, workload.batch(size)
-        )
-        return found * (workload.global_batch_size // size)
+    def traced() -> Any:
+        def loss(params: Any, state: Any, step: Any, batch: Any) -> Any:
+            return workload.loss(Variables(params, state, step), batch, key).sum
+
+        return jax.make_jaxpr(loss)(given.params, given.state, given.step, batch)
 
     with batch_sharded(1):
         with evenly_chosen() as experts:
-            needed = count()
-        return Forward(count() if experts.met else needed, needed.flops)
+            even = traced()
+        needed, times = products_of(even), workload.global_batch_size // size
+        products = products_of(traced()) if experts.met else needed
+    passes = 1 + gradient_flops(even, is_trained) / max(1, needed.flops)
+    return Forward(products * times, needed.flops * times, passes)
 
 
 def speed_of(
@@ -102,14 +115,14 @@ def fastest_first(ways: Sequence[Option], target: Target, forward: Forward, memo
     """
     fitting = []
     for way in (one for one in ways if one.fits(memory)):
-        events = planned_events(way, forward.products, _passes(way.workload), target)
+        events = planned_events(way, forward.products, forward.passes, target)
         fitting.append(replace(way, seconds=step_time(events, target).typical))
     return sorted(fitting, key=lambda way: way.seconds) + [way for way in ways if not way.fits(memory)]
 
 
 def planned_speed(option: Option, target: Target, forward: Forward, price: float | None) -> Speed:
     """The speed of a step that was not compiled; see `compiled_speed`."""
-    events = planned_events(option, forward.products, _passes(option.workload), target)
+    events = planned_events(option, forward.products, forward.passes, target)
     found = step_time(events, target)
     wider = StepTime(found.low * FASTER, found.typical, found.high * SLOWER, found.terms, found.hidden)
     return _speed("plan", wider, events, option, target, forward, price)
@@ -125,7 +138,7 @@ def _speed(
     price: float | None,
 ) -> Speed:
     workload, chips = option.workload, target.devices // target.chip.of_a_chip
-    passes = _passes(workload)
+    passes = forward.passes
     flops, most = passes * forward.needed, peak(target.chip, _dtype(workload))
     per_step = None if workload.seq_length is None else workload.global_batch_size * workload.seq_length
     tokens = None if per_step is None else per_step / found.typical
@@ -159,16 +172,6 @@ def _speed(
         constants=tuple(Constant(name, **vars(one)) for name, one in SPEEDS[target.chip.name].constants.items()),
         notes=tuple(_notes(events)),
     )
-
-
-def _passes(workload: Workload) -> float:
-    """How many times the forward pass's products a step has: as many again for the gradients of activations, and of
-    those parameters that are trained.
-    """
-    trained, frozen = partition(workload.abstract.params, workload.frozen)
-    every = [sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in (trained, frozen)]
-    share: float = every[0] / max(1, sum(every))
-    return 2 + share
 
 
 def _dtype(workload: Workload) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import jax
+from jax.extend import core
 
 from redco_cli.sharding.bands import causal_share, flash_share, window_share
 from redco_cli.sharding.program.branches import Shares, branch_shares
@@ -16,6 +18,7 @@ from redco_cli.sharding.scans import scan_counts
 
 _CAUSAL = (2, 3)
 """Masks of cuDNN's attention under which half of the scores is computed (`MaskType` in JAX)."""
+_PRODUCTS = ("dot_general", "ragged_dot", "ragged_dot_general", "conv_general_dilated")
 _FUSED = ("dot_product_attention_fwd_wrapper", "dot_product_attention_fwd")
 
 
@@ -76,6 +79,95 @@ def products_of(closed_jaxpr: Any) -> Products:
         closed_jaxpr: as `jax.make_jaxpr` returns it.
     """
     return _of_jaxpr(closed_jaxpr.jaxpr, branch_shares(closed_jaxpr))
+
+
+def gradient_flops(closed_jaxpr: Any, is_trained: Sequence[bool]) -> int:
+    """Operations of the products of a backward pass: as many as forward for each operand that a gradient goes to.
+
+    What is recomputed is not counted, nor what is known to be frozen: a gradient goes to what is computed of trained
+    inputs, unless the program stops it. Functions with a derivative of their own are taken to have the products that
+    another derivative would have.
+
+    Args:
+        closed_jaxpr: of the loss, as `jax.make_jaxpr` returns it.
+        is_trained: for each of its inputs.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from redco_cli.sharding.program.flops import gradient_flops
+        >>> x, w = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 4), jnp.float32)
+        >>> gradient_flops(jax.make_jaxpr(lambda x, w: jax.nn.relu(x @ w).sum())(x, w), [False, True])
+        1024
+    """
+    given = [_Path.OPEN if yes else _Path.NONE for yes in is_trained]
+    wanted = [True] * len(closed_jaxpr.jaxpr.outvars)
+    return _gradients(closed_jaxpr.jaxpr, given, wanted, branch_shares(closed_jaxpr))[0]
+
+
+class _Path(IntEnum):
+    """The way from an array to what is trained."""
+
+    NONE = 0
+    STOPPED = 1
+    OPEN = 2
+
+
+def _gradients(jaxpr: Any, given: Sequence[_Path], wanted: Sequence[bool], shares: Shares) -> tuple[int, list[_Path]]:
+    """Operations, and the paths of its outputs; `wanted` are those that have a gradient."""
+    paths, total, reached = dict(zip(jaxpr.invars, given, strict=True)), 0, _reached(jaxpr, wanted)
+
+    def path(atom: Any) -> _Path:
+        return _Path.NONE if isinstance(atom, core.Literal) else paths.get(atom, _Path.NONE)
+
+    for equation in jaxpr.eqns:
+        operands, results = [path(atom) for atom in equation.invars], [x in reached for x in equation.outvars]
+        if any(operands) and any(results):
+            flops, found = _gradients_of(equation, operands, results, shares)
+            total += flops
+            paths.update(zip(equation.outvars, found, strict=True))
+        elif any(operands):
+            paths.update(dict.fromkeys(equation.outvars, _Path.STOPPED))
+    return total, [path(atom) for atom in jaxpr.outvars]
+
+
+def _reached(jaxpr: Any, wanted: Sequence[bool]) -> set[Any]:
+    """The variables that a gradient of some outputs may come to."""
+    found = {x for x, yes in zip(jaxpr.outvars, wanted, strict=True) if yes and not isinstance(x, core.Literal)}
+    for equation in reversed(jaxpr.eqns):
+        if equation.primitive.name != "stop_gradient" and not found.isdisjoint(equation.outvars):
+            found.update(x for x in equation.invars if not isinstance(x, core.Literal))
+    return found
+
+
+def _gradients_of(
+    equation: Any, operands: list[_Path], wanted: list[bool], shares: Shares
+) -> tuple[int, Sequence[_Path]]:
+    name, params, inside = equation.primitive.name, equation.params, list(_programs(equation))
+    if name == "stop_gradient":
+        return 0, [_Path.STOPPED]
+    if name == "cond":
+        branches = [_gradients(branch.jaxpr, operands[1:], wanted, shares) for branch in params["branches"]]
+        each, paths = zip(*branches, strict=True)
+        known = shares.get(id(equation))
+        usual = max(each) if known is None else sum(one * share for one, share in zip(each, known, strict=True))
+        return int(usual), [max(ways) for ways in zip(*paths, strict=True)]
+    if name == "scan":
+        first, carried = scan_counts(params)
+        wanted = [True] * carried + wanted[carried:]
+        while True:
+            flops, found = _gradients(inside[0], operands, wanted, shares)
+            now = [max(pair) for pair in zip(operands[first : first + carried], found[:carried], strict=True)]
+            if now == operands[first : first + carried]:
+                return flops * params["length"], found
+            operands = [*operands[:first], *now, *operands[first + carried :]]
+    is_kernel, best = reference_jaxpr(equation) is not None, max(operands)
+    if is_kernel or name in _PRODUCTS or len(inside) != 1 or len(inside[0].invars) != len(operands):
+        ways = 2 if is_kernel or inside else sum(path == _Path.OPEN for path in operands)
+        flops = ways * _of_equation(equation, shares).flops if best == _Path.OPEN else 0
+        return flops, [best] * len(equation.outvars)
+    if "custom_vjp" in name and best == _Path.OPEN:  # its own derivative may be one of what is stopped before it
+        operands = [_Path.OPEN if path else path for path in operands]
+    return _gradients(inside[0], operands, wanted, shares)
 
 
 def _of_jaxpr(jaxpr: Any, shares: Shares) -> Products:

@@ -2,9 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from redco_cli.chips.target import parse_target, targeting
-from redco_cli.sharding.program.flops import Products, count_products
+from redco_cli.sharding.program.flops import Products, count_products, gradient_flops
 
 X, W = jax.ShapeDtypeStruct((8, 16), jnp.float32), jax.ShapeDtypeStruct((16, 16), jnp.float32)
 ONE = 2 * 8 * 16 * 16
@@ -54,3 +55,44 @@ def test_attention_says_how_wide_its_heads_are():
     assert found.attention > 0
     assert found.width == 64
     assert (found * 2 + count_products(jnp.matmul, X, W)).width == 64
+
+
+def looped(w, v, x):
+    return jax.lax.scan(lambda x, _: (jnp.tanh(x @ w), None), x, None, length=3)[0]
+
+
+def chosen(w, v, x):
+    return jax.lax.cond(x.sum() > 0, lambda: x @ w, lambda: (x @ w) @ v)
+
+
+@jax.custom_vjp
+def with_a_rule(w, held, x):
+    return x @ held
+
+
+with_a_rule.defvjp(
+    lambda *given: (with_a_rule(*given), given), lambda given, dy: (given[2].T @ dy, None, dy @ given[1].T)
+)
+
+BACKWARD = {
+    "a layer, whose input has no gradient": (lambda w, v, x: x @ w, (True, True), 1),
+    "two layers": (lambda w, v, x: jnp.tanh(x @ w) @ v, (True, True), 3),
+    "the first one frozen": (lambda w, v, x: jnp.tanh(x @ w) @ v, (False, True), 1),
+    "the last one frozen": (lambda w, v, x: jnp.tanh(x @ w) @ v, (True, False), 2),
+    "both frozen": (lambda w, v, x: jnp.tanh(x @ w) @ v, (False, False), 0),
+    "a teacher": (lambda w, v, x: x @ w + jax.lax.stop_gradient(jnp.tanh(x @ v)), (True, True), 1),
+    "a weight that is held": (lambda w, v, x: jnp.tanh(x @ w) @ jax.lax.stop_gradient(v), (True, True), 2),
+    "turns of a loop": (looped, (True, False), 6),
+    "turns of a loop over what is frozen": (lambda w, v, x: looped(v, w, x @ w), (True, False), 1 + 3),
+    "the dearest branch": (chosen, (True, True), 3),
+    "in a jit, and recomputed": (lambda w, v, x: jax.checkpoint(jax.jit(lambda x: x @ w))(x) @ v, (True, True), 3),
+    "with a rule of its own": (lambda w, v, x: with_a_rule(w, jax.lax.stop_gradient(w), x @ v), (True, False), 1),
+    "with a rule of its own, all frozen": (lambda w, v, x: with_a_rule(w, w, x @ v), (False, False), 0),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_products_of_a_backward_pass(name):
+    function, trained, expected = BACKWARD[name]
+    closed = jax.make_jaxpr(lambda *given: function(*given).sum())(W, W, X)
+    assert gradient_flops(closed, [*trained, False]) == expected * ONE
