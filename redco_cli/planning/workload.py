@@ -229,7 +229,7 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
             loss=lambda variables, arrays, key: default_loss(model, variables.params, arrays, key),
             abstract=Variables(_kept_in(kept_in, model.abstract), step=jax.ShapeDtypeStruct((), jnp.int32)),
             frozen=frozenset(),
-            optimizer=optax.adamw(1e-4),
+            optimizer=_in_its_types(optax.adamw(1e-4)),
             update_state=lambda variables, _: variables.state,
             batch=lambda size: default_batch(model, size, length),
             global_batch_size=batch_size,
@@ -255,6 +255,16 @@ def _model_workload(target: str, batch_size: int, seq_length: int | None, dtype:
 def _kept_in(dtype: str, params: Any) -> Any:
     """Abstract parameters of another type."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.dtype(dtype)), params)
+
+
+def _in_its_types(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The same, whose new state has the types of the old one, though gradients are in float32."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        updates, following = optimizer.update(updates, state, params)
+        return updates, jax.tree.map(lambda new, old: new.astype(old.dtype), following, state)
+
+    return optax.GradientTransformation(optimizer.init, update)
 
 
 def _section(target: str) -> ModelSection:

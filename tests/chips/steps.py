@@ -12,7 +12,7 @@ that were collected. How they differ, and why some are off:
              2,048 with one; remat `offload` keeps what a layer takes, queries, keys and values, theirs also what
              attention gives (rows 1 to 5) or less (11: no input, 12: the input alone); collectives run on sparse cores
              on v5p and v6e, as far as they fit so, theirs were fused with products
-    7        their weights are bfloat16, which `redco train` does not have; XLA recomputes some of ours to make it fit
+    7        their weights and optimizer state are bfloat16, which `redco train` does not have
     11       was measured with a compiler of 2024, and is 10 % slower for each operation than row 10
     12       XLA's own options: those of `train.xla: auto` need 0.01 GiB more than there are
     15       of what two and four slices cost them (6 and 15 %), the bandwidth between slices explains less than 1 %
