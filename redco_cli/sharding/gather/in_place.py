@@ -19,7 +19,7 @@ from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.sharding.gather.sharded import SMALL, Sharded, part_spec
-from redco_cli.sharding.plan import FSDP, Usage, as_dims, as_spec
+from redco_cli.sharding.plan import BATCH_AXES, FSDP, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.lookups import lookup
 from redco_cli.sharding.program.primitives import ELEMENTWISE
@@ -165,17 +165,21 @@ def done_in_place(equation: Any, operands: Sequence[Any], where: InPlace) -> lis
         where: see `computed_in_place`.
     """
     if _is_inner_product(equation, operands):
-        one, other = (in_place(x).astype(equation.outvars[0].aval.dtype) for x in operands)
+        one, other = (_in_place(x).astype(equation.outvars[0].aval.dtype) for x in operands)
         return [(one * other).sum()]
     sums = equation.primitive.name in _SUMS and isinstance(operands[0], Sharded) and not operands[0].views
     result = equation.outvars[0] if equation.outvars else None
-    if sums or result in where.summed:
-        return list(bind(equation, [in_place(x) for x in operands]))
+    reduced = _reduced(equation, operands[0]) if sums else None
+    if reduced is not None:
+        return [reduced]
+    if sums or (result in where.summed and not _is_joined_along_shards(equation, operands)):
+        return list(bind(equation, [x.seen(_in_place(x)) if isinstance(x, Sharded) else x for x in operands]))
     made = _made(equation, operands) if result in where.made else None
     if made is not None:
         return [made]
-    is_of_all = _are_rows_of_all(equation, operands, where.examples)
-    return [_looked_up_by_all(equation, *operands)] if is_of_all else None
+    if _are_rows_of_all(equation, operands, where.examples):
+        return [_looked_up_by_all(equation, *operands)]
+    return [_looked_up_raggedly(equation, *operands)] if _is_ragged(equation, operands) else None
 
 
 def _made(equation: Any, operands: Sequence[Any]) -> Sharded | None:
@@ -192,7 +196,7 @@ def _made(equation: Any, operands: Sequence[Any]) -> Sharded | None:
         if equation.primitive.name == "stack":
             lives.insert(equation.params["axis"], ())
             used.insert(equation.params["axis"], ())
-        elif lives[equation.params["dimension"]] or used[equation.params["dimension"]]:
+        elif _is_joined_along_shards(equation, operands):
             return None
     spec, gathered = as_spec(tuple(lives)), as_spec(tuple(used))
     (array,) = bind(equation, [x.value if isinstance(x, Sharded) else x for x in operands])
@@ -200,10 +204,31 @@ def _made(equation: Any, operands: Sequence[Any]) -> Sharded | None:
     return Sharded(array, spec, gathered, first.mesh, first.usage, is_cast=True)
 
 
-def in_place(weight: Any) -> Any:
-    """The array of a weight where it lives, where its gradient is added up, too; any other operand as it is."""
-    if not isinstance(weight, Sharded):
-        return weight
+def _reduced(equation: Any, weight: Sharded) -> Sharded | None:
+    """A matrix that is left of a weight, as another one, where each device reduces the part that it has."""
+    axes, ndim = equation.params["axes"], weight.value.ndim
+    lives, used = (as_dims(spec, ndim) for spec in (weight.spec, weight.gathered))
+    is_alone = weight.usage == Usage() and weight.divides and not weight.is_apart and weight.spec != weight.gathered
+    if not is_alone or ndim - len(axes) < 2 or any(lives[dim] or used[dim] for dim in axes):
+        return None
+    spec, gathered = (as_spec(tuple(one for dim, one in enumerate(dims) if dim not in axes)) for dims in (lives, used))
+    (array,) = bind(equation, [weight.value])
+    array = jax.lax.with_sharding_constraint(array, NamedSharding(weight.mesh, spec))
+    return Sharded(array, spec, gathered, weight.mesh, is_cast=True)
+
+
+def _is_joined_along_shards(equation: Any, operands: Sequence[Any]) -> bool:
+    """Whether it puts weights together along a dim of which devices have parts."""
+    if equation.primitive.name != "concatenate":
+        return False
+    dim, weights = equation.params["dimension"], [x for x in operands if isinstance(x, Sharded)]
+    return any(as_dims(spec, dim + 1)[dim] for x in weights for spec in (x.spec, x.gathered))
+
+
+def _in_place(weight: Sharded) -> Any:
+    """The array of a weight where it lives, before its views; its gradient is added up there, too."""
+    if not jnp.issubdtype(weight.value.dtype, jnp.floating):
+        return weight.value
 
     def value(arrays: Any) -> Any:
         return weight.having(arrays).value
@@ -247,5 +272,22 @@ def _looked_up_by_all(equation: Any, table: Sharded, ids: Any) -> Any:
     dims: list[Any] = [None] * equation.outvars[0].aval.ndim
     for place, dim in found.features.items():
         dims[place] = tuple(axis for axis in used[dim] if axis != FSDP) or None
-    (rows,) = bind(equation, [in_place(table), ids])
+    (rows,) = bind(equation, [_in_place(table), ids])
+    return jax.lax.with_sharding_constraint(rows, NamedSharding(table.mesh, PartitionSpec(*dims)))
+
+
+def _is_ragged(equation: Any, operands: Sequence[Any]) -> bool:
+    """Whether it looks up rows of a weight, of a number that does not divide over the devices that share examples."""
+    if lookup(equation) is None or not isinstance(operands[0], Sharded):
+        return False
+    ways = math.prod(operands[0].mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+    return bool(equation.invars[1].aval.shape[0] % ways)
+
+
+def _looked_up_raggedly(equation: Any, table: Sharded, ids: Any) -> Any:
+    """The rows, on every device: XLA fills up what it splits, and adds the gradients of what it filled up to a row."""
+    (rows,) = bind(equation, [table.array(), ids.array() if isinstance(ids, Sharded) else ids])
+    found = lookup(equation)
+    assert found is not None
+    dims = [PartitionSpec.UNCONSTRAINED if dim in found.features else None for dim in range(rows.ndim)]
     return jax.lax.with_sharding_constraint(rows, NamedSharding(table.mesh, PartitionSpec(*dims)))

@@ -109,7 +109,7 @@ def is_of_each_example(equation: Any, operands: Sequence[Any]) -> bool:
         operands: its own, of which some are a `Summed`.
     """
     places = [place for place, x in enumerate(operands) if isinstance(x, Summed)]
-    if len(places) != 1 or equation.primitive.name not in _TO_EACH:
+    if len(places) != 1 or equation.primitive.name not in _TO_EACH or any(isinstance(x, Sharded) for x in operands):
         return False
     shape, dims = equation.invars[places[0]].aval.shape, _dims(equation)
     rows = equation.outvars[0].aval.shape[:1]

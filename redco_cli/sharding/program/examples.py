@@ -190,7 +190,7 @@ def _of_product(numbers: Any, side: int, value: _Given, equation: Any) -> Dim:
 
 def _reshaped(dim: int, old: Sequence[int], new: Sequence[int]) -> Dim:
     """Where a dim of one shape is in another: by itself, in front of others, or behind some."""
-    if dim == _WITHIN:
+    if dim == _WITHIN or not math.prod(old):
         return None
     before = math.prod(old[:dim])
     for place in range(len(new)):

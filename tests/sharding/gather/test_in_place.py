@@ -49,6 +49,12 @@ SUMMED = {
         network(jax.tree.map(jnp.bfloat16, p), jnp.bfloat16(x)),
         jnp.sum((p["up"] - p["other"]) ** 2),
     ),
+    "beside its transpose": lambda p, x: (
+        network(p, x),
+        jnp.sum((p["up"] - p["down"].T) ** 2) + jnp.sum(p["up"][:, :WIDTH] * p["up"][:, :WIDTH].T),
+    ),
+    "in another shape": lambda p, x: (network(p, x), jnp.sum((p["up"].reshape(4 * WIDTH, WIDTH) - p["down"]) ** 2)),
+    "put together": lambda p, x: (network(p, x), jnp.linalg.norm(jnp.concatenate([p["up"], p["other"]]))),
     "of columns": lambda p, x: (network(p, x), jnp.tanh((p["up"] * 2).max(0)).sum()),
 }
 MADE = {
@@ -60,6 +66,7 @@ MADE = {
     "side by side": lambda p, x: x @ jnp.concatenate([p["up"], p["other"]], 1),
     "one above the other": lambda p, x: jnp.concatenate([x, x], 1) @ jnp.concatenate([p["up"], p["other"]]),
     "stacked": stacked,
+    "the largest of several": lambda p, x: x @ jnp.stack([p["up"], p["other"], 2 * p["up"]]).max(0),
     "used as it is, too": lambda p, x: jnp.tanh(x @ cosine(p["up"])) + x @ p["up"],
     "in a loop over layers": lambda p, x: jax.lax.scan(
         lambda x, w: (jnp.tanh(x @ standardised(w[0])) @ w[1], None),
@@ -84,6 +91,20 @@ def test_parts_of_replicas_add_up(name):
     parts, found, right = in_parts(ALL[name], WEIGHTS, X, specs=SPECS, gathered=USED, mesh=CUBE)
     assert parts["up"].shape == (*WEIGHTS["up"].shape, 2)
     approximately(found, right, 3e-2 if "precision" in name else 1e-5)
+
+
+def test_codes_are_summed_as_numbers():
+    """Their squares would not be the same in eight bits."""
+    codes = np.random.default_rng(5).integers(-127, 127, (WIDTH, 4 * WIDTH)).astype(np.int8)
+    devices, specs = device_mesh(FSDP), {"codes": P("fsdp"), "up": P("fsdp")}
+
+    def loss(p, x):
+        return (x @ p["up"]).sum() + jnp.square(p["codes"].astype(jnp.float32) * 0.1 - p["up"]).sum()
+
+    params = {"codes": codes, "up": WEIGHTS["up"]}
+    gathers = gathering(loss, specs, {"codes": P(), "up": P()}, devices)
+    found = jax.jit(jax.value_and_grad(lambda up: gathers({**params, "up": up}, X)))(WEIGHTS["up"])
+    approximately(found, jax.value_and_grad(lambda up: loss({**params, "up": up}, X))(WEIGHTS["up"]), 1e-5)
 
 
 def moved(loss, params, batch, mesh):

@@ -82,6 +82,10 @@ CELLS = {
     "with a loop inside": with_a_loop_inside,
     "twice, and in no product": lambda p, h, x: jnp.tanh(plain(p, h, x) @ p["w"] + p["w"].sum() + p["u"][:BATCH]),
     "with numbers, and a look": with_numbers_and_a_look,
+    "scaled by a vector": lambda p, h, x: jnp.tanh(x @ (p["w"] * x.mean() * p["b"]) + h @ (p["u"] * 0.5 * p["b"])),
+    "in a loop over layers": lambda p, h, x: jax.lax.scan(
+        lambda h, w: (jnp.tanh(h @ (w * p["b"]) + x), None), h, jnp.stack([p["w"], p["u"]])
+    )[0],
     "with products of weights": lambda p, h, x: jnp.tanh(x @ (p["w"] @ p["u"]) + h),
     "under a condition": lambda p, h, x: jax.lax.cond(
         x.sum() > 0, plain, lambda p, h, x: jnp.tanh(h @ p["w"]), p, h, x

@@ -73,6 +73,22 @@ def test_rows_are_moved_in_the_precision_that_they_are_used_in():
     assert re.findall(r"(\w+)\[8,4,64\] = sharding_constraint", text) == ["bf16", "bf16"]
 
 
+@pytest.mark.parametrize("mesh", [CUBE, *slowly(MESH)], ids=["cube", "fsdp"])
+@pytest.mark.parametrize("count", [26, *slowly(27)])
+def test_a_number_of_rows_that_does_not_divide(count, mesh):
+    """XLA fills such ids up with zeros, and would add gradients of theirs to the first row."""
+    where = {"specs": P("tensor", "fsdp"), "gathered": P("tensor", "fsdp"), "mesh": mesh}
+    some = on_mesh(lambda table, at: table[at.ravel()[:count]].mean(0), draw(ROWS, FEATURES), ids(), **where)
+    approximately(*some)
+    joined = on_mesh(
+        lambda table, at: table[jnp.concatenate([at[:, 0], jnp.arange(count - 8)])].mean(0),
+        draw(ROWS, FEATURES),
+        ids(),
+        **where,
+    )
+    approximately(*joined)
+
+
 def test_gradients_of_a_row_are_added_up_in_float32():
     """A thousand of them: in bfloat16 the sum would stop at 256."""
     table, at = draw(ROWS, FEATURES).astype(jnp.bfloat16), np.zeros((8, 128), np.int32)

@@ -83,3 +83,8 @@ def test_an_iteration_over_time_has_them_in_front():
     (product,) = [one for one in loop.params["jaxpr"].jaxpr.eqns if one.primitive.name == "dot_general"]
     assert examples.lead(product.outvars[0])
     assert [examples.lead(one) for one in closed.jaxpr.outvars] == [True, False]
+
+
+def test_a_batch_of_no_examples_has_none():
+    closed = jax.make_jaxpr(lambda x: x.reshape(-1))(jnp.ones((0, 12)))
+    assert not find_examples(closed, [True]).lead(closed.jaxpr.outvars[0])
