@@ -1,8 +1,9 @@
 """What is done with a weight where it lives, and gathers nothing of it.
 
-taken apart         its pieces, each gathered by itself where it is used
-summed              sums of what is computed from each of its entries, as weight decay in a loss is
-looked up by all    a few rows that every device uses, as of sampled negatives: these are gathered
+A weight that is taken apart is gathered in pieces, each where it is used. Sums of what is computed from each of its
+entries, as weight decay in a loss is, are those of the devices' parts. What is made of weights entry by entry, or by
+putting them together, is a weight that lives as they do, and is gathered in their place. A few rows that all examples
+are compared with, as of sampled negatives, are looked up in the devices' parts, and gathered.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ def _is_joined_along_shards(equation: Any, operands: Sequence[Any]) -> bool:
     if equation.primitive.name != "concatenate":
         return False
     dim, weights = equation.params["dimension"], [x for x in operands if isinstance(x, Sharded)]
-    return any(as_dims(spec, dim + 1)[dim] for x in weights for spec in (x.spec, x.gathered))
+    return any(x.views or as_dims(spec, x.value.ndim)[dim] for x in weights for spec in (x.spec, x.gathered))
 
 
 def _in_place(weight: Sharded) -> Any:

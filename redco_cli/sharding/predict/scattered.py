@@ -15,6 +15,7 @@ from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
 from redco_cli.sharding.predict.peak import Bytes
 
 Shape = tuple[int, ...]
+_AS_IT_IS = frozenset({"convert_element_type", "transpose", "reshape"})
 
 
 def as_scattered(flat: FlatProgram, sizes: Sequence[int], local: Sequence[int]) -> Bytes:
@@ -58,9 +59,6 @@ def _of_few(switch: Op) -> set[int]:
         if any(x in made for x, made in zip(given, zeros, strict=True)):  # nothing where it is not used
             found |= {result, *given} - {LITERAL}
     return found
-
-
-_AS_IT_IS = frozenset({"convert_element_type", "transpose", "reshape"})
 
 
 def _is_filled(op: Op) -> bool:
