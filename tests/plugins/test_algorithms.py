@@ -36,9 +36,8 @@ FEW = [
 """91 is a quarter of the held-out digits, so that all batches are alike."""
 
 
-@pytest.mark.parametrize(
-    "recipe", [pytest.param(one, marks=[pytest.mark.slow] if one != "vae" else []) for one in SMALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", SMALL)
 def test_a_recipe_trains_evaluates_and_predicts(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if recipe == "distillation":

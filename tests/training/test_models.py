@@ -96,7 +96,8 @@ def logits(run: str, step: int, prefix: str = "['params']") -> np.ndarray:
 
 
 @pytest.mark.usefixtures("distilled")
-@pytest.mark.parametrize("mesh", ["mesh.data=1", pytest.param(CUBE, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["mesh.data=1", CUBE])
 def test_a_teacher_is_loaded_and_never_saved(mesh):
     plain = [TEACHER, mesh, "eval.predict=false"]
     train("recipe.yaml", [*plain, "output_dir=whole"])

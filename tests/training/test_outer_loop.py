@@ -120,6 +120,7 @@ def test_twenty_random_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     stopped_at(random.Random(0).sample(range(1, 25), 20), monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("federated")
 def test_evaluation_and_checkpoints_are_those_of_boundaries() -> None:
     """Every four steps end a round of two clients: inside of one nothing is evaluated, saved or called best."""
