@@ -9,7 +9,7 @@ are compared with, as of sampled negatives, are looked up in the devices' parts,
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,8 +109,12 @@ def _look(jaxpr: Any, is_weight: Sequence[bool], found: InPlace) -> Collection[A
             leads.update(_variables(equation.invars))
         else:
             found.summed.add(equation.outvars[0])
-    for group in _connected([sources[one.outvars[0]] for one in computed if one.outvars[0] in leads]):
-        mine = [x for x in sources if sources[x] <= group]
+    connected = _connected([sources[one.outvars[0]] for one in computed if one.outvars[0] in leads])
+    members: defaultdict[frozenset[Any], list[Any]] = defaultdict(list)
+    for x, its in sources.items():
+        members[connected.get(next(iter(its)), its)].append(x)
+    for group in dict.fromkeys(connected.values()):
+        mine = [x for x in members[group] if sources[x] <= group]
         before = sum(_bytes(x) for x in group if x in leads)
         if sum(_bytes(x) for x in mine if x in used) <= before:
             found.made.update(x for x in mine if x in leads and x not in group)
@@ -140,12 +144,13 @@ def _is_of_weights(equation: Any, weights: Collection[Any], examples: Examples) 
     return all(x.aval.shape == result.shape if x in weights else x not in examples.dims for x in variables)
 
 
-def _connected(sets: Sequence[frozenset[Any]]) -> list[frozenset[Any]]:
-    """Unions of those that have something in common."""
-    found: list[frozenset[Any]] = []
+def _connected(sets: Sequence[frozenset[Any]]) -> dict[Any, frozenset[Any]]:
+    """For each of their members the union of all sets that have something in common, directly or by others."""
+    found: dict[Any, frozenset[Any]] = {}
     for one in sets:
-        apart = [other for other in found if not one & other]
-        found = [*apart, one.union(*(other for other in found if one & other))]
+        union = one.union(*(found[x] for x in one if x in found))
+        if any(found.get(x) != union for x in one):
+            found.update(dict.fromkeys(union, union))
     return found
 
 
