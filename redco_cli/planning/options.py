@@ -12,6 +12,7 @@ moves its bytes over the slow link.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -124,7 +125,7 @@ class Planner:
         how = {"reshard_after_forward": reshard_after_forward, "copies_state": devices.eager}
         how |= {"cpu_backend": devices.eager, "tpu_backend": devices.tpu_backend}
         memory = self._memory(plan, micro_batch_size, StepConfig(min(passes, 2), **how))
-        products = self._program(plan.mesh[DATA] * plan.mesh[FSDP]).products
+        products = self._products(plan)
         work = self._work(plan, micro_batch_size, products, regathers=reshard_after_forward)
         computing = work.computing
         if memory.on_host and devices.host_link is not None:
@@ -149,7 +150,7 @@ class Planner:
             return []
         moving = [self._work(*way, Products(), regathers=False).moving for way in ways]
         likely, _ = ways[moving.index(min(moving))]
-        products = self._program(likely.mesh[DATA] * likely.mesh[FSDP]).products  # about those of the others, too
+        products = self._products(likely)  # about those of the others, too
         works = [self._work(*way, products, regathers=False) for way in ways]
         return [work.computing + work.moving for work in works]
 
@@ -199,22 +200,44 @@ class Planner:
         specs, _ = partition(plan.specs, self.workload.frozen)
         used, rest_used = partition(plan.gathered, self.workload.frozen)
         over_batch = jax.tree.map(lambda _: jax.sharding.PartitionSpec(BATCH_AXES), self._batch)
-        program = self._program(plan.mesh[DATA] * plan.mesh[FSDP])
+        program = self._program(plan)
         given = self.workload.abstract
         rest = (over_batch, rest_used, follow((given.state, given.step), given.params, plan.gathered))
         return estimate(program, self._opt_state, plan.mesh, specs, used, config, batch_specs=rest)
 
-    def _program(self, ways: int) -> TracedLoss:
-        """The gradient of a batch that is split over so many devices."""
-        key = ways if self._by_shards else 1
-        if key not in self._programs:
-            with batch_sharded(key):
-                self._programs[key] = TracedLoss(
+    def _groups(self, plan: Plan) -> int:
+        """Into how many groups of examples its loss cuts a batch to sum each apart."""
+        return plan.mesh[DATA] * plan.mesh[FSDP] if self._by_shards else 1
+
+    def _products(self, plan: Plan) -> Products:
+        """Of the batch that is traced."""
+        groups, traced = self._groups(plan), self._program(plan).products
+        return replace(traced, summed=traced.summed * groups // _fewest(groups))
+
+    def _program(self, plan: Plan) -> TracedLoss:
+        """The gradient, but of fewer groups, whose sums are split over devices as those of one for each device are.
+
+        Tracing anew for each number of devices would take most of the time of a search.
+        """
+        groups = _fewest(self._groups(plan))
+        if groups not in self._programs:
+            with batch_sharded(groups):
+                self._programs[groups] = TracedLoss(
                     lambda some, rest: self._loss(Variables(merge(some, rest[1]), *rest[2]), rest[0]),
                     self._trainable,
                     (self._batch, self._frozen, (self.workload.abstract.state, self.workload.abstract.step)),
                 )
-        return self._programs[key]
+        return self._programs[groups]
+
+
+def _fewest(groups: int) -> int:
+    """The smallest number but one that divides it: as many can be split over as many devices.
+
+    Example:
+        >>> [_fewest(groups) for groups in (1, 2, 64, 15)]
+        [1, 2, 2, 3]
+    """
+    return next((prime for prime in range(2, math.isqrt(groups) + 1) if groups % prime == 0), groups)
 
 
 def _spans_hosts(axes: str, mesh: Mapping[str, int], per_host: int) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from redco_cli.chips.target import parse_target, targeting
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import DeviceError, ModelError
+from redco_cli.planning import options as planning_options
 from redco_cli.planning.devices import FAST_LINK, SLOW_LINK, WAIT, Devices
 from redco_cli.planning.options import Planner
 from redco_cli.planning.search.remedies import remedies_for
@@ -140,6 +141,23 @@ def test_the_best_few_are_those_of_all_ways(tiny: Workload, memory: int | None) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("count", "examples"), [(8, 16), (12, 36)])
+def test_a_program_of_fewer_groups_needs_the_memory_of_one_for_each_device(
+    count: int, examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = find_workload(json.dumps(LLAMA | {"vocab_size": 32768}), batch_size=examples, seq_length=24)
+    devices = Devices(count, 1, None)
+    found = options(workload, devices)[0]
+    monkeypatch.setattr(planning_options, "_fewest", lambda groups: groups)
+    exact = options(workload, devices)[0]
+    assert [one.plan.mesh for one in found] == [one.plan.mesh for one in exact]
+    assert [one.memory.total for one in found] == [one.memory.total for one in exact]
+    assert [one.products.summed for one in found] == pytest.approx([one.products.summed for one in exact], rel=1e-3)
+    monkeypatch.setattr(planning_options, "_fewest", lambda groups: examples)
+    more = options(workload, devices)[0]
+    assert [one.memory.total for one in found] != [one.memory.total for one in more]
+
+
 def test_where_no_state_fits_only_what_recomputes_most_is_estimated(tiny: Workload) -> None:
     every, refused = options(tiny, Devices(8, 2, 1000))
     few, also_refused = options(tiny, Devices(8, 2, 1000), wanted=4)

@@ -1,9 +1,9 @@
 """The best ways to run a workload: what fits, by its estimated time; then the rest, by its memory.
 
 Branch and bound: what a mesh cannot be below is known from its plan, before memory is estimated from the gradient of
-the loss, which is traced anew for each number of devices that split a batch. Meshes are taken in the order of these
-bounds, and left out where as many others as are wanted rank before theirs. Where the state fits on no mesh, nothing
-will: only the ways that recompute most are estimated, which need least.
+the loss. Meshes are taken in the order of these bounds, and left out where as many others as are wanted rank before
+theirs. Where the state fits on no mesh, nothing will: only the ways that recompute most are estimated, which need
+least.
 """
 
 from __future__ import annotations
