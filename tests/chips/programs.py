@@ -43,7 +43,7 @@ SOURCES = (
         "sharding/gather/all_gather.py",
         "sharding/gather/by_rows.py",
         "sharding/gather/fused.py",
-        "sharding/gather/convolutions.py",
+        "sharding/gather/unpartitioned.py",
         "sharding/gather/conditionals.py",
         "sharding/gather/replicas.py",
         "sharding/gather/torus.py",

@@ -16,8 +16,9 @@ parameters in shards, to be differentiated and jitted. The MLP of the other room
 
 Start at `gathering` (goes through the program, and says what happens at each use), then `sharded` (a parameter in
 shards, what gathers it and adds up its gradient), `all_gather` (how it is put together), `replicas` (gradients of
-products, once in a step) with `torus` (rings that a sum is scattered along), `rows` (of tables that are not gathered),
-`fused` (several projections in one weight), `in_place` (what is done with weights where they live), `by_rows` (weights
-that are split by rows alone), `convolutions` (grouped ones), `neighbours` (examples that take rows of one another),
-`loops` with `repeated` (weights that every iteration uses) and `conditionals`. What XLA makes of it: room `compiled`.
+products, once in a step) with `torus` (rings that a sum is scattered along), `rows` (of tables that are not
+gathered), `fused` (several projections in one weight), `in_place` (what is done with weights where they live),
+`by_rows` (weights that are split by rows alone), `unpartitioned` (what XLA splits wrongly or not), `neighbours`
+(examples that take rows of one another), `loops` with `repeated` (weights that every iteration uses) and
+`conditionals`. What XLA makes of it: room `compiled`.
 """

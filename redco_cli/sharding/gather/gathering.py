@@ -17,23 +17,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
-from redco_cli.sharding.gather.convolutions import grouped, is_grouped
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.in_place import InPlace, computed_in_place, done_in_place, taken_apart
 from redco_cli.sharding.gather.loops import before_loop, repeats
 from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
-from redco_cli.sharding.gather.replicas import added_up_first, is_product, is_spread, product, spread, summed_once, uses
+from redco_cli.sharding.gather.replicas import added_up_first, is_product, is_spread, product, spread, summed_once
 from redco_cli.sharding.gather.rows import looked_up, moves_rows
-from redco_cli.sharding.gather.sharded import SMALL, Apart, Sharded
+from redco_cli.sharding.gather.sharded import Apart, Sharded
+from redco_cli.sharding.gather.unpartitioned import features_of, grouped, has_transforms, is_grouped, transformed
 from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Usage, as_dims, as_spec
-from redco_cli.sharding.program.examples import Examples, find_examples
+from redco_cli.sharding.program.examples import Dim, Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.marks import GRADIENT_FIRST
 from redco_cli.sharding.program.rewrite import VIEWS, bind, conditional, loop, rewritten
@@ -51,6 +50,7 @@ class _Gathering:
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
         in_place: what is computed of weights where they live.
+        features: which dims are split over `tensor`, in a program that has Fourier transforms.
         multiplied: arrays that parameters multiplied so far, and each as the products see it; by their `id`, and
             whether each device has a part of the parameter.
         viewed: by their `id` and how, arrays that were seen in another way so far, and what that gave.
@@ -61,6 +61,7 @@ class _Gathering:
     examples: Examples
     casts: Mapping[Any, Any]
     in_place: InPlace
+    features: Mapping[Any, Dim] | None
     enters: frozenset[str] = frozenset()
     calls: frozenset[str] = frozenset({GRADIENT_FIRST})
     everywhere: bool = False
@@ -183,6 +184,8 @@ class _Gathering:
             return [of_neighbours(equation, [_whole(x) for x in operands], self.mesh)]
         if is_grouped(equation, self.mesh):
             return [grouped(equation, operands[0], operands[1], self.mesh)]
+        if equation.primitive.name == "fft" and self.features is not None:
+            return [transformed(equation, _whole(operands[0]), self.mesh, self.examples, self.features)]
         return self._summed(equation, operands, list(bind(equation, [_whole(x) for x in operands])))
 
 
@@ -220,26 +223,28 @@ def gathering(
     def gathers(params: Any, *others: Any) -> Any:
         given = jax.tree.leaves(params, is_leaf=_is_apart)
         as_it_is = not moves and not any(map(_is_apart, given))
-        if as_it_is and mesh.shape.get(DATA, 1) == 1:
+        if as_it_is and mesh.size == 1:
             return function(params, *others)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(values(params), *others)
         cuts = {number: one.cut for number, one in enumerate(how) if one.cut is not None}
         closed = in_pieces(closed, cuts) if cuts else closed
         is_weight = [number < len(given) for number in range(len(closed.jaxpr.invars))]
-        if as_it_is and not repeats(closed.jaxpr, is_weight):
+        features = features_of(closed, used) if has_transforms(closed.jaxpr) else None
+        sums_parts = mesh.shape.get(DATA, 1) > 1 and repeats(closed.jaxpr, is_weight)
+        if as_it_is and features is None and not sums_parts:
             return function(params, *others)
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
         in_place = computed_in_place(closed.jaxpr, is_weight, examples)
         again = [x not in in_place.sources for x in closed.jaxpr.invars]
         kept = [
-            _used_again(leaf, where, x, closed.jaxpr, mesh) if yes else leaf
+            summed_once(leaf, where, mesh, closed.jaxpr, x) if yes else leaf
             for leaf, where, x, yes in zip(given, lives, closed.jaxpr.invars, again, strict=False)
         ]
         places = zip(kept, lives, used, how, strict=True)
         stored = [Sharded(leaf, where, there, mesh, own) for leaf, where, there, own in places]
-        told = mesh, reshard_after_forward, examples, casts(closed), in_place
-        rewriting = _Gathering(*told, everywhere=has_neighbours(closed.jaxpr))
+        told = mesh, reshard_after_forward, examples, casts(closed), in_place, features
+        rewriting = _Gathering(*told, everywhere=features is not None or has_neighbours(closed.jaxpr))
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
@@ -253,14 +258,6 @@ def values(params: Any) -> Any:
 
 def _is_apart(leaf: Any) -> bool:
     return isinstance(leaf, Apart)
-
-
-def _used_again(leaf: Any, lives: PartitionSpec, x: Any, jaxpr: Any, mesh: Mesh) -> Any:
-    """A parameter; one that a program uses in several places so that replicas add up its gradient once."""
-    if mesh.shape.get(DATA, 1) == 1 or _is_apart(leaf) or leaf.nbytes < SMALL or not jnp.issubdtype(leaf, jnp.floating):
-        return leaf
-    found = list(uses(jaxpr, x))
-    return summed_once(leaf, lives, mesh, min(found, key=lambda one: one.itemsize)) if len(found) > 1 else leaf
 
 
 def _is_traced(x: Any) -> bool:

@@ -139,7 +139,7 @@ def _is_of_weights(equation: Any, weights: Collection[Any], examples: Examples) 
     name, variables, result = equation.primitive.name, _variables(equation.invars), equation.outvars[0].aval
     if name in ("concatenate", "stack"):
         return all(x in weights for x in equation.invars)
-    if name not in _OF_EACH or not jnp.issubdtype(result.dtype, jnp.floating):
+    if name not in _OF_EACH or not jnp.issubdtype(result.dtype, jnp.inexact):
         return False
     return all(x.aval.shape == result.shape if x in weights else x not in examples.dims for x in variables)
 

@@ -30,7 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.gather.repeated import Summed, batch_ways
-from redco_cli.sharding.gather.sharded import Apart, Sharded, cut, part_spec
+from redco_cli.sharding.gather.sharded import SMALL, Apart, Sharded, cut, part_spec
 from redco_cli.sharding.plan import BATCH_AXES, DATA, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
@@ -74,15 +74,24 @@ def add_up(parts: Any, places: Any) -> Any:
     return jax.tree.map(lambda leaf, place: jax.lax.with_sharding_constraint(leaf.sum(-1), place), parts, places)
 
 
-def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Apart:
-    """A weight that a program uses in several places: replicas add up the parts of its gradient once for all of them.
+def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, jaxpr: Any, x: Any) -> Any:
+    """A weight; one that is used in several places so that replicas add up the parts of its gradient once for all.
 
     Args:
-        weight: the array.
+        weight: the array, or an `Apart`.
         spec: the mesh axes of its dims.
-        mesh: of several replicas over `data`.
-        dtype: in which the sum over replicas is moved.
+        mesh: the devices.
+        jaxpr: the program.
+        x: the weight's variable there.
     """
+    if mesh.shape.get(DATA, 1) == 1 or isinstance(weight, Apart) or weight.nbytes < SMALL or not _is_inexact(weight):
+        return weight
+    found = list(uses(jaxpr, x))
+    return _summed_once(weight, spec, mesh, min(found, key=lambda one: one.itemsize)) if len(found) > 1 else weight
+
+
+def _summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Apart:
+    """The same, whose sum over replicas is moved in a type."""
     lives = part_spec(spec, weight.ndim)
 
     def value(weight: Any) -> Apart:
@@ -212,7 +221,7 @@ def product(equation: Any, operands: Sequence[Any]) -> Any:
 
     def backward(saved: tuple[Any, Any], dy: Any) -> tuple[Any, Any]:
         x, used = saved
-        dx = jax.linear_transpose(lambda x: run(x, used), x)(dy)[0] if _is_floating(x) else None
+        dx = jax.linear_transpose(lambda x: run(x, used), x)(dy)[0] if _is_inexact(x) else None
         each = jax.vmap(part, in_axes=(0, leading))
         return dx, weight.cotangent(each(cut(x, 0, ways), cut(dy, leading, ways)))
 
@@ -232,7 +241,7 @@ def _adds_up(weight: Sharded | Summed) -> bool:
     if not set(BATCH_AXES) <= set(weight.mesh.shape):
         return False
     is_cut = set(itertools.chain(*as_dims(weight.spec))) > set(itertools.chain(*as_dims(weight.gathered)))
-    return (weight.is_apart or is_cut) and _is_floating(weight.value) and weight.divides
+    return (weight.is_apart or is_cut) and _is_inexact(weight.value) and weight.divides
 
 
 def _result_dim(equation: Any, at: int) -> int | None:
@@ -257,5 +266,5 @@ def _place(operands: Sequence[Any]) -> int:
     return next(place for place, x in enumerate(operands) if isinstance(x, Sharded | Summed))
 
 
-def _is_floating(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.floating))
+def _is_inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))

@@ -14,6 +14,7 @@ from typing import Any
 
 from jax.extend import core
 
+from redco_cli.sharding.program.matrices import OF_LAST_DIMS, leading
 from redco_cli.sharding.program.primitives import ELEMENTWISE
 from redco_cli.sharding.scans import scan_counts
 
@@ -61,15 +62,30 @@ def find_examples(closed: Any, is_of_batch: Sequence[bool]) -> Examples:
         closed: what `jax.make_jaxpr` returned.
         is_of_batch: for each of its inputs.
     """
-    found: dict[Any, Dim] = {}
-    _follow(closed.jaxpr, [_Met(0) if yes else None for yes in is_of_batch], found)
+    found = follow_dims(closed, [0 if yes else None for yes in is_of_batch])
     given = [variable.aval.shape for variable, mine in zip(closed.jaxpr.invars, is_of_batch, strict=True) if mine]
     return Examples(found, frozenset(shape[0] for shape in given if shape and shape[0]))
 
 
+def follow_dims(closed: Any, dims: Sequence[Dim]) -> Mapping[Any, Dim]:
+    """Follows a dim of some of its inputs through a program.
+
+    Args:
+        closed: what `jax.make_jaxpr` returned.
+        dims: which one, of each input; None for an input that is not followed.
+
+    Returns:
+        By variable of the program and of the programs inside it, those computed from these inputs: which of its dims
+        that is; None where that is not known.
+    """
+    found: dict[Any, Dim] = {}
+    _follow(closed.jaxpr, [None if dim is None else _Met(dim) for dim in dims], found)
+    return found
+
+
 @dataclass(frozen=True)
 class _Met:
-    """Something that is computed from the batch, and in which dim the examples are."""
+    """Something that is computed from the inputs that are followed, and in which dim what is followed is."""
 
     dim: Dim
 
@@ -169,6 +185,8 @@ def _dim(equation: Any, operands: Sequence[_Given], place: int) -> Dim:
     if name in ("squeeze", "reduce_sum", "reduce_max", "reduce_min", "argmax", "argmin", "reduce_and", "reduce_or"):
         gone = params["dimensions" if name == "squeeze" else "axes"]
         return None if dim in gone else dim - sum(one < dim for one in gone)
+    if name in OF_LAST_DIMS:
+        return dim if dim < leading(name, params, len(its)) else None
     return dim if name in _ALONG and shape[dim] == its[dim] else None
 
 

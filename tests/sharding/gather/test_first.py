@@ -13,7 +13,7 @@ from redco_cli.sharding.batch_shards import batch_sharded
 from redco_cli.sharding.gather.gathering import gathering
 from redco_cli.sharding.gather.sharded import Sharded
 from tests.models.decoder.pairs import hf_config, where
-from tests.sharding.gather.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh
+from tests.sharding.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh
 from tests.sharding.measure import device_mesh
 
 CONFIG = decoder_config(hf_config("llama"), where=where)

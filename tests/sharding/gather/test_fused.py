@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from redco_cli.sharding import derive
 from redco_cli.sharding.plan import Usage
-from tests.sharding.gather.beside import draw, slowly
+from tests.sharding.beside import draw, slowly
 from tests.sharding.trial import attempt
 
 B, L, D, H, P = 16, 64, 64, 8, 8

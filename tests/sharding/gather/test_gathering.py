@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import compiled_collectives, total_bytes
 from redco_cli.sharding.gather.gathering import gathering
-from tests.sharding.gather.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh, slowly
+from tests.sharding.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh, slowly
 from tests.sharding.measure import device_mesh
 from tests.sharding.programs.catalogue import program
 from tests.sharding.programs.small import doubled
@@ -115,7 +115,7 @@ AGAIN = {
 )
 def test_a_parameter_in_several_places(name, monkeypatch):
     """Small ones are left to the compiler."""
-    monkeypatch.setattr("redco_cli.sharding.gather.gathering.SMALL", 0)
+    monkeypatch.setattr("redco_cli.sharding.gather.replicas.SMALL", 0)
     found, right = on_mesh(AGAIN[name], draw(16, 16), draw(8, 16, seed=1), specs=STORED, gathered=USED, mesh=CUBE)
     approximately(found, right, 2e-2 if "precision" in name else 2e-6)
 
@@ -436,50 +436,6 @@ def test_gathering_again_leaves_the_rematerialisation_of_the_program_alone():
     assert once < ALL_WEIGHTS
     assert again <= once * 1.1
     assert (gathers, more) == (4 * LAYERS, 4 * LAYERS)
-
-
-# Grouped convolutions.
-
-
-def grouped(groups):
-    def loss_fn(params, batch):
-        dims = ("NWC", "WIO", "NWC")
-        x = batch["x"] @ params["a"]
-        y = jax.lax.conv_general_dilated(
-            x, params["k"], (1,), "SAME", dimension_numbers=dims, feature_group_count=groups
-        )
-        return ((y @ params["b"]) ** 2).mean()
-
-    params = {"a": draw(256, 16), "k": draw(3, 16 // groups, 16), "b": draw(16, 256)}
-    return loss_fn, params, {"x": draw(8, 12, 256, seed=1)}
-
-
-MESHES = [(2, 1, 4), (1, 4, 2), (4, 1, 2), (2, 2, 2), (1, 1, 8), (1, 8, 1), (1, 2, 4)]
-
-
-def grouped_error(mesh, groups, override=(), reshard_after_forward=False):
-    loss_fn, params, batch = grouped(groups)
-    plan = derive(loss_fn, params, batch, dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)), override=override)
-    return attempt(loss_fn, params, batch, plan, reshard_after_forward=reshard_after_forward).worst
-
-
-@pytest.mark.parametrize(("mesh", "groups"), [((2, 1, 4), 4), ((2, 2, 2), 16)])
-def test_gradients_of_grouped_convolutions(mesh, groups):
-    """XLA alone makes them too large by the size of an axis that splits nothing (see `test_traffic.py`)."""
-    assert grouped_error(mesh, groups) < 1e-5
-    assert grouped_error(mesh, groups, override=[("k", [])]) < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reshard_after_forward", [False, True])
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("groups", [2, 4, 16])
-@pytest.mark.parametrize("mesh", MESHES)
-def test_gradients_of_grouped_convolutions_on_every_mesh(mesh, groups, whole, reshard_after_forward):
-    assert (
-        grouped_error(mesh, groups, override=[("k", [])] if whole else [], reshard_after_forward=reshard_after_forward)
-        < 1e-5
-    )
 
 
 @pytest.mark.parametrize("again", [False, True])

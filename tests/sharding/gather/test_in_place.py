@@ -4,14 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from redco_cli.sharding import derive
-from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.gather.gathering import gathering
-from tests.sharding.gather.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh, slowly
-from tests.sharding.measure import QUICKLY, device_mesh
+from tests.sharding.beside import CUBE, MESH, approximately, draw, in_parts, moved, on_mesh, slowly
+from tests.sharding.measure import device_mesh
 
 WIDTH, ROWS = 16, 8192
 WEIGHTS = {
@@ -105,21 +102,6 @@ def test_codes_are_summed_as_numbers():
     gathers = gathering(loss, specs, {"codes": P(), "up": P()}, devices)
     found = jax.jit(jax.value_and_grad(lambda up: gathers({**params, "up": up}, X)))(WEIGHTS["up"])
     approximately(found, jax.value_and_grad(lambda up: loss({**params, "up": up}, X))(WEIGHTS["up"]), 1e-5)
-
-
-def moved(loss, params, batch, mesh):
-    """Bytes that a step sends."""
-    plan = derive(loss, params, batch, mesh)
-    devices = device_mesh(mesh)
-    places = jax.tree.map(lambda spec: NamedSharding(devices, spec), plan.specs)
-    over_batch = jax.tree.map(lambda _: NamedSharding(devices, P(("data", "fsdp"))), batch)
-    step = jax.jit(
-        jax.value_and_grad(gathering(loss, plan.specs, plan.gathered, devices, usage=plan.usage)),
-        in_shardings=(places, over_batch),
-        out_shardings=(None, places),
-        compiler_options=QUICKLY,
-    )
-    return sum(one.sent for one in compiled_collectives(step.lower(params, batch).compile(), mesh))
 
 
 def tiled():

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.gather.gathering import gathering
-from tests.sharding.gather.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh
+from tests.sharding.beside import CUBE, MESH, approximately, draw, in_parts, on_mesh
 from tests.sharding.measure import QUICKLY, device_mesh
 
 STEPS, BATCH, WIDTH = 6, 8, 16

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import derive
-from tests.sharding.gather.beside import draw
+from tests.sharding.beside import draw
 from tests.sharding.trial import attempt
 
 B, L, D, F = 16, 16, 64, 256

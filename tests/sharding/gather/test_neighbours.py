@@ -9,7 +9,7 @@ from redco_cli.sharding.derive import derive
 from redco_cli.sharding.gather import gathering
 from redco_cli.sharding.gather.neighbours import has_neighbours
 from redco_cli.sharding.program.events import NEIGHBOURS
-from tests.sharding.gather.beside import slowly
+from tests.sharding.beside import slowly
 from tests.sharding.trial import attempt
 
 NODES, EDGES, D, F = 64, 384, 32, 128

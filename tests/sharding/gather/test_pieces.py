@@ -13,7 +13,7 @@ from redco_cli.sharding.pieces.reading import read_in_pieces
 from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import Partition
 from redco_cli.sharding.rings import ring_bytes
-from tests.sharding.gather.beside import draw, slowly
+from tests.sharding.beside import draw, slowly
 from tests.sharding.trial import attempt
 
 B, L, D, H, N, F = 16, 16, 64, 8, 8, 256

@@ -13,7 +13,7 @@ from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.decide.tables import are_fewer
 from redco_cli.sharding.gather.gathering import gathering
-from tests.sharding.gather.beside import slowly
+from tests.sharding.beside import slowly
 from tests.sharding.gather.test_gathering import CUBE, MESH, approximately, draw, in_parts, on_mesh
 from tests.sharding.measure import device_mesh
 

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import total_bytes
-from tests.sharding.gather.beside import slowly
+from tests.sharding.beside import slowly
 from tests.sharding.trial import attempt
 
 B, L, D, V = 16, 4, 64, 8191

@@ -7,6 +7,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from redco_cli.sharding import derive
+from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.gather.gathering import gathering
 from redco_cli.sharding.gather.replicas import add_up, parts_like
 from redco_cli.sharding.gather.sharded import Apart
@@ -70,3 +72,18 @@ def in_parts(function, params, *others, specs, gathered, mesh):
     right = jax.jit(jax.grad(lambda params: total(function(params, *others))))(params)
     parts = gradient(jax.device_put(params, places), *others)
     return parts, add_up(parts, places), right
+
+
+def moved(loss, params, batch, mesh):
+    """Bytes that a derived step sends."""
+    plan = derive(loss, params, batch, mesh)
+    devices = device_mesh(mesh)
+    places = jax.tree.map(lambda spec: NamedSharding(devices, spec), plan.specs)
+    over_batch = jax.tree.map(lambda _: NamedSharding(devices, P(("data", "fsdp"))), batch)
+    step = jax.jit(
+        jax.value_and_grad(gathering(loss, plan.specs, plan.gathered, devices, usage=plan.usage)),
+        in_shardings=(places, over_batch),
+        out_shardings=(None, places),
+        compiler_options=QUICKLY,
+    )
+    return sum(one.sent for one in compiled_collectives(step.lower(params, batch).compile(), mesh))
