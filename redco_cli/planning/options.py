@@ -122,9 +122,15 @@ class Planner:
     def option(self, plan: Plan, micro_batch_size: int, *, reshard_after_forward: bool) -> Option:
         """One way, with its figures."""
         passes, devices = self.workload.passes(micro_batch_size), self._devices
-        how = {"reshard_after_forward": reshard_after_forward, "copies_state": devices.eager}
-        how |= {"cpu_backend": devices.eager, "tpu_backend": devices.tpu_backend}
-        memory = self._memory(plan, micro_batch_size, StepConfig(min(passes, 2), **how))
+        config = StepConfig(
+            micro_batches=min(passes, 2),
+            reshard_after_forward=reshard_after_forward,
+            cpu_backend=devices.eager,
+            copies_state=devices.eager,
+            tpu_backend=devices.tpu_backend,
+            share=micro_batch_size / self._size,
+        )
+        memory = self._memory(plan, micro_batch_size, config)
         products = self._products(plan)
         work = self._work(plan, micro_batch_size, products, regathers=reshard_after_forward)
         computing = work.computing
@@ -177,7 +183,6 @@ class Planner:
         if (id(plan), config) not in self._traced:
             self._traced[id(plan), config] = plan, self._estimate(plan, config)
         traced = self._traced[id(plan), config][1]
-        scale = micro_batch_size / self._size
         ways = plan.mesh[DATA] * plan.mesh[FSDP]
         batch = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self._batch))
         state = self.workload.abstract.state
@@ -189,14 +194,11 @@ class Planner:
             traced,
             parameters=traced.parameters + still,
             plugin_state=bytes_per_device(state, follow(state, self.workload.abstract.params, plan.specs), plan.mesh),
-            activations=int(traced.activations * scale) + each,
-            logits=int(traced.logits * scale),
-            on_host=int(traced.on_host * scale),
+            activations=traced.activations + each,
             batch=int(batch * rows / self._size) // ways,
         )
 
     def _estimate(self, plan: Plan, config: StepConfig) -> StepMemory:
-        """Of the batch that is traced; the same for every size of a micro-batch."""
         specs, _ = partition(plan.specs, self.workload.frozen)
         used, rest_used = partition(plan.gathered, self.workload.frozen)
         over_batch = jax.tree.map(lambda _: jax.sharding.PartitionSpec(BATCH_AXES), self._batch)

@@ -158,6 +158,21 @@ def test_a_program_of_fewer_groups_needs_the_memory_of_one_for_each_device(
     assert [one.memory.total for one in found] != [one.memory.total for one in more]
 
 
+@pytest.mark.parametrize("target", ["h100:8", "v6e:2x4"])
+@pytest.mark.parametrize("sizes", [{"data": 4, "fsdp": 1, "tensor": 2}, {"data": 2, "fsdp": 4, "tensor": 1}])
+def test_micro_batches_of_a_plan_need_what_they_need_by_themselves(sizes: dict[str, int], target: str) -> None:
+    """What of a step does not depend on their size, such as a second copy of all gradients, is not scaled with it."""
+    chips = parse_target(target, "--target")
+    devices = Devices(8, 1, None, chip=chips.chip)
+    with targeting(chips):
+        workload = find_workload(json.dumps(LLAMA | {"hidden_size": 256}), batch_size=64, seq_length=256)
+        whole, apart = (Planner(workload, devices, size) for size in (64, 16))
+        scaled, traced = (
+            planner.option(planner.plan(sizes), 16, reshard_after_forward=False).memory for planner in (whole, apart)
+        )
+    assert scaled.total == pytest.approx(traced.total, rel=0.01)
+
+
 def test_where_no_state_fits_only_what_recomputes_most_is_estimated(tiny: Workload) -> None:
     every, refused = options(tiny, Devices(8, 2, 1000))
     few, also_refused = options(tiny, Devices(8, 2, 1000), wanted=4)

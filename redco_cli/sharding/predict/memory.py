@@ -40,7 +40,7 @@ from redco_cli.sharding.predict.peak import (
 )
 from redco_cli.sharding.predict.propagate import propagate
 from redco_cli.sharding.predict.scattered import as_scattered
-from redco_cli.sharding.predict.splits import host_bytes, shard_bytes
+from redco_cli.sharding.predict.splits import host_bytes, of_examples, shard_bytes
 from redco_cli.sharding.predict.timelines import Integers, Timeline
 from redco_cli.sharding.program.flops import products_of
 
@@ -119,6 +119,7 @@ class StepConfig:
         copies_state: the update reads old state after the new one was begun, so that XLA copies it for a CPU.
         tpu_backend: as XLA compiles for a TPU: products compute what is elementwise among their operands, and memory is
             in tiles.
+        share: of the examples that were traced, how many go through at once.
     """
 
     micro_batches: int = 1
@@ -126,6 +127,7 @@ class StepConfig:
     cpu_backend: bool = True
     copies_state: bool = True
     tpu_backend: bool = False
+    share: float = 1.0
 
 
 class TracedLoss:
@@ -187,7 +189,7 @@ def estimate(
     """Predicts the memory of a train step on one device.
 
     Args:
-        traced: the loss over a micro-batch.
+        traced: the loss over a micro-batch, or more of them.
         opt_state: of any optax transformation over the trained parameters, abstract.
         mesh: sizes of the axes `data`, `fsdp` and `tensor`.
         specs: like the parameters, a `PartitionSpec` each: where it lives.
@@ -204,6 +206,7 @@ def estimate(
     splits = propagate(flat, [*used, *over_batch])
     local = _bytes_each(traced.leaves, lives, mesh)
     sizes = as_scattered(flat, shard_bytes(flat, splits, mesh, tiled=on_tpu), local)
+    sizes[of_examples(flat, splits)] *= config.share
     trained = local[: traced.trained]
     own = sizes[line.arrays]
     _keep_in_shards(flat, line, own, used, local, config)
@@ -214,7 +217,10 @@ def estimate(
     moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
     layers = layer_bytes(line, sizes, flat.arrays.itemsizes, moved) if on_tpu else {}
     found = bytes_over_time(line, sizes, own, layered if summed else (), layers)
-    _add_weights(found.weights, flat, line, moved, local, config)
+    shards, how = dict(zip(flat.inputs, local, strict=False)), (config.cpu_backend, config.reshard_after_forward)
+    add_gathered(found.weights, line, moved, *how, repeated)
+    if on_tpu:
+        add_casts(found.weights, line, shards, flat.arrays.itemsizes, repeated=repeated)
     state = _bytes_each(jax.tree.leaves(opt_state), _specs(follow(opt_state, traced.params, specs)), mesh)
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
     waiting = gradients.waiting if at_once else ()
@@ -233,7 +239,7 @@ def estimate(
         copies=sum(copies),
         saved=int(found.activations[line.loss[0]]),
         largest=_largest(flat, line, own, now),
-        on_host=host_bytes(flat, splits, mesh),
+        on_host=int(config.share * host_bytes(flat, splits, mesh)),
     )
 
 
@@ -258,22 +264,6 @@ def _keep_in_shards(
         if rematerialized or config.reshard_after_forward:
             cast = shards[parameter] // sizes[parameter] * sizes[int(line.arrays[place])]
             own[place] = min(own[place], cast)
-
-
-def _add_weights(
-    weights: Bytes,
-    flat: FlatProgram,
-    line: Timeline,
-    moved: Mapping[int, float],
-    local: Sequence[int],
-    config: StepConfig,
-) -> None:
-    """Adds what is made of parameters for their use; `moved` are the bytes of those that are gathered, by input."""
-    repeated = config.micro_batches > 1
-    add_gathered(weights, line, moved, config.cpu_backend, config.reshard_after_forward, repeated)
-    if config.tpu_backend:
-        shards = dict(zip(flat.inputs, local, strict=False))
-        add_casts(weights, line, shards, flat.arrays.itemsizes, repeated=repeated)
 
 
 def _bytes_each(leaves: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Mapping[str, int]) -> list[int]:

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import permutations
 from typing import Any
 
-from redco_cli.sharding.plan import DimShardings
+from redco_cli.sharding.plan import DATA, DimShardings
 from redco_cli.sharding.predict.kinds import ELEMENTWISE, VIEWS
 from redco_cli.sharding.predict.operations import LITERAL, FlatProgram, Op
 
@@ -197,6 +197,27 @@ def host_bytes(flat: FlatProgram, splits: Sequence[DimShardings], mesh: Mapping[
     itemsizes, shapes = flat.arrays.on_host, flat.arrays.shapes
     left = {array for op in flat.ops for array in op.results} & itemsizes.keys()
     return sum(itemsizes[array] * math.prod(shard_shape(shapes[array], splits[array], mesh)) for array in left)
+
+
+def of_examples(flat: FlatProgram, splits: Sequence[DimShardings]) -> list[int]:
+    """The arrays that have an entry for each example, or several: those that the batch's axes split.
+
+    But for what groups of examples sum apart, as the gradient of a weight is, whose shape it has besides.
+
+    Args:
+        flat: a program.
+        splits: as `propagate` returns them.
+    """
+    shapes, found = flat.arrays.shapes, list[int]()
+    weights = {shapes[array] for array in flat.inputs}
+    counts = {shapes[array][0] for array in flat.inputs if shapes[array] and DATA in splits[array][0]}
+    for array, (shape, dims) in enumerate(zip(shapes, splits, strict=True)):
+        place = next((place for place, axes in enumerate(dims) if DATA in axes), None)
+        if place is not None:
+            is_of_all = any(shape[place] % count == 0 for count in counts if count)
+            if is_of_all or (*shape[:place], *shape[place + 1 :]) not in weights:
+                found.append(array)
+    return found
 
 
 def in_rows_of(flat: FlatProgram) -> frozenset[int]:
