@@ -74,8 +74,8 @@ def in_parts(function, params, *others, specs, gathered, mesh):
     return parts, add_up(parts, places), right
 
 
-def moved(loss, params, batch, mesh):
-    """Bytes that a derived step sends."""
+def moved(loss, params, batch, mesh, kind=""):
+    """Bytes that a derived step sends, by one kind of collective or all."""
     plan = derive(loss, params, batch, mesh)
     devices = device_mesh(mesh)
     places = jax.tree.map(lambda spec: NamedSharding(devices, spec), plan.specs)
@@ -86,4 +86,5 @@ def moved(loss, params, batch, mesh):
         out_shardings=(None, places),
         compiler_options=QUICKLY,
     )
-    return sum(one.sent for one in compiled_collectives(step.lower(params, batch).compile(), mesh))
+    found = compiled_collectives(step.lower(params, batch).compile(), mesh)
+    return sum(one.sent for one in found if kind in one.kind)

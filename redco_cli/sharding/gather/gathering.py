@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from redco_cli.sharding.gather import unpartitioned
 from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
@@ -26,16 +27,15 @@ from redco_cli.sharding.gather.in_place import InPlace, computed_in_place, done_
 from redco_cli.sharding.gather.loops import before_loop, repeats
 from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
-from redco_cli.sharding.gather.replicas import added_up_first, is_product, is_spread, product, spread, summed_once
-from redco_cli.sharding.gather.rows import looked_up, moves_rows
+from redco_cli.sharding.gather.replicas import added_up_first, is_product, is_spread, product, spread, summed_for_all
+from redco_cli.sharding.gather.rows import looked_up, looked_up_by_all, moves_rows
 from redco_cli.sharding.gather.sharded import Apart, Sharded
-from redco_cli.sharding.gather.unpartitioned import features_of, grouped, has_transforms, is_grouped, transformed
 from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Usage, as_dims, as_spec
-from redco_cli.sharding.program.examples import Dim, Examples, find_examples
+from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.marks import GRADIENT_FIRST
-from redco_cli.sharding.program.rewrite import VIEWS, bind, conditional, loop, rewritten
+from redco_cli.sharding.program.rewrite import VIEWS, bind, conditional, loop, made_once, rewritten, used_severally
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
 
@@ -50,7 +50,7 @@ class _Gathering:
         examples: where they are in the program.
         casts: in what other precision rows are used that it looks up.
         in_place: what is computed of weights where they live.
-        features: which dims are split over `tensor`, in a program that has Fourier transforms.
+        features: what is split over `tensor`.
         multiplied: arrays that parameters multiplied so far, and each as the products see it; by their `id`, and
             whether each device has a part of the parameter.
         viewed: by their `id` and how, arrays that were seen in another way so far, and what that gave.
@@ -61,7 +61,7 @@ class _Gathering:
     examples: Examples
     casts: Mapping[Any, Any]
     in_place: InPlace
-    features: Mapping[Any, Dim] | None
+    features: unpartitioned.Features
     enters: frozenset[str] = frozenset()
     calls: frozenset[str] = frozenset({GRADIENT_FIRST})
     everywhere: bool = False
@@ -102,10 +102,12 @@ class _Gathering:
             rows = equation.outvars[0]
             return [looked_up(equation, operands[0], operands[1], self.casts.get(rows, rows.aval.dtype))]
         done = done_in_place(equation, operands, self.in_place)
+        done = done or looked_up_by_all(equation, operands, self.examples)
         if done is not None:
             return done
         if self._is_over_tensor and equation.primitive.name in VIEWS and _is_traced(operands[0]):
             return [self._viewed_once(equation, operands[0])]
+        operands = unpartitioned.whole_where_cut(equation, operands, self.mesh, self.features)
         operands = self._as_products_see(equation, operands)
         if self.reshard_after_forward and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands):
             again = jax.checkpoint(
@@ -182,10 +184,10 @@ class _Gathering:
             return [spread(equation, operands)]
         if are_neighbours(equation, self.examples, self.mesh):
             return [of_neighbours(equation, [_whole(x) for x in operands], self.mesh)]
-        if is_grouped(equation, self.mesh):
-            return [grouped(equation, operands[0], operands[1], self.mesh)]
-        if equation.primitive.name == "fft" and self.features is not None:
-            return [transformed(equation, _whole(operands[0]), self.mesh, self.examples, self.features)]
+        if unpartitioned.is_grouped(equation, self.mesh):
+            return [unpartitioned.grouped(equation, operands[0], operands[1], self.mesh)]
+        if equation.primitive.name == "fft":
+            return [unpartitioned.transformed(equation, _whole(operands[0]), self.mesh, self.examples, self.features)]
         return self._summed(equation, operands, list(bind(equation, [_whole(x) for x in operands])))
 
 
@@ -229,22 +231,24 @@ def gathering(
         cuts = {number: one.cut for number, one in enumerate(how) if one.cut is not None}
         closed = in_pieces(closed, cuts) if cuts else closed
         is_weight = [number < len(given) for number in range(len(closed.jaxpr.invars))]
-        features = features_of(closed, used) if has_transforms(closed.jaxpr) else None
+        closed = made_once(closed, is_weight)
+        transforms, features = unpartitioned.has_transforms(closed.jaxpr), unpartitioned.features_of(closed, used)
         sums_parts = mesh.shape.get(DATA, 1) > 1 and repeats(closed.jaxpr, is_weight)
-        if as_it_is and features is None and not sums_parts:
+        if as_it_is and not transforms and not sums_parts:
             return function(params, *others)
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
         in_place = computed_in_place(closed.jaxpr, is_weight, examples)
         again = [x not in in_place.sources for x in closed.jaxpr.invars]
         kept = [
-            summed_once(leaf, where, mesh, closed.jaxpr, x) if yes else leaf
+            summed_for_all(leaf, where, mesh, closed.jaxpr, x) if yes else leaf
             for leaf, where, x, yes in zip(given, lives, closed.jaxpr.invars, again, strict=False)
         ]
         places = zip(kept, lives, used, how, strict=True)
-        stored = [Sharded(leaf, where, there, mesh, own) for leaf, where, there, own in places]
+        several = used_severally(closed.jaxpr)
+        stored = [Sharded(leaf, where, there, mesh, own, several=several) for leaf, where, there, own in places]
         told = mesh, reshard_after_forward, examples, casts(closed), in_place, features
-        rewriting = _Gathering(*told, everywhere=features is not None or has_neighbours(closed.jaxpr))
+        rewriting = _Gathering(*told, everywhere=transforms or has_neighbours(closed.jaxpr))
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 

@@ -2,29 +2,27 @@
 
 A weight that is taken apart is gathered in pieces, each where it is used. Sums of what is computed from each of its
 entries, as weight decay in a loss is, are those of the devices' parts. What is made of weights entry by entry, or by
-putting them together, is a weight that lives as they do, and is gathered in their place. A few rows that all examples
-are compared with, as of sampled negatives, are looked up in the devices' parts, and gathered.
+putting them together, is a weight that lives as they do, and is gathered in their place.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
-from redco_cli.sharding.gather.sharded import SMALL, Sharded, part_spec
-from redco_cli.sharding.plan import BATCH_AXES, FSDP, Usage, as_dims, as_spec
+from redco_cli.sharding.gather.replicas import summed_once
+from redco_cli.sharding.gather.sharded import Sharded, part_spec
+from redco_cli.sharding.plan import Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples
-from redco_cli.sharding.program.lookups import lookup
 from redco_cli.sharding.program.primitives import ELEMENTWISE
-from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, bind
+from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, bind, variables_of
 from redco_cli.sharding.scans import scan_counts
 
 _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
@@ -65,7 +63,7 @@ class InPlace:
         examples: where they are in the program.
         summed: of which nothing but sums is used.
         made: that are used as weights are, and gathered in their place.
-        sources: weights of which one other is made that is used once, and that are used in no other way.
+        sources: weights of which one other is made, and that are used in no other way.
     """
 
     examples: Examples
@@ -91,9 +89,9 @@ def _look(jaxpr: Any, is_weight: Sequence[bool], found: InPlace) -> Collection[A
     """Adds what is found; the variables of which more than sums is used."""
     sources = {x: frozenset({x}) for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
     computed: list[Any] = []
-    used = Counter(_variables(jaxpr.outvars))
+    used = Counter(variables_of(jaxpr.outvars))
     for equation in jaxpr.eqns:
-        name, variables = equation.primitive.name, _variables(equation.invars)
+        name, variables = equation.primitive.name, variables_of(equation.invars)
         if sources.keys().isdisjoint(variables) or not equation.outvars:
             continue
         if _is_of_weights(equation, sources, found.examples):
@@ -106,7 +104,7 @@ def _look(jaxpr: Any, is_weight: Sequence[bool], found: InPlace) -> Collection[A
     leads = set(used)
     for equation in reversed(computed):
         if equation.outvars[0] in leads:
-            leads.update(_variables(equation.invars))
+            leads.update(variables_of(equation.invars))
         else:
             found.summed.add(equation.outvars[0])
     connected = _connected([sources[one.outvars[0]] for one in computed if one.outvars[0] in leads])
@@ -118,7 +116,7 @@ def _look(jaxpr: Any, is_weight: Sequence[bool], found: InPlace) -> Collection[A
         before = sum(_bytes(x) for x in group if x in leads)
         if sum(_bytes(x) for x in mine if x in used) <= before:
             found.made.update(x for x in mine if x in leads and x not in group)
-            found.sources.update(group if sum(used[x] for x in mine) == 1 else ())
+            found.sources.update(group if sum(x in used for x in mine) == 1 else ())
     return leads
 
 
@@ -136,7 +134,7 @@ def _used_inside(equation: Any, weights: Collection[Any], found: InPlace) -> lis
 
 def _is_of_weights(equation: Any, weights: Collection[Any], examples: Examples) -> bool:
     """Whether its one result has an entry for each entry of weights, and is of no examples."""
-    name, variables, result = equation.primitive.name, _variables(equation.invars), equation.outvars[0].aval
+    name, variables, result = equation.primitive.name, variables_of(equation.invars), equation.outvars[0].aval
     if name in ("concatenate", "stack"):
         return all(x in weights for x in equation.invars)
     if name not in _OF_EACH or not jnp.issubdtype(result.dtype, jnp.inexact):
@@ -154,10 +152,6 @@ def _connected(sets: Sequence[frozenset[Any]]) -> dict[Any, frozenset[Any]]:
     return found
 
 
-def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [x for x in atoms if not isinstance(x, core.Literal)]
-
-
 def _bytes(x: Any) -> int:
     return int(x.aval.size * x.aval.dtype.itemsize)
 
@@ -171,7 +165,7 @@ def done_in_place(equation: Any, operands: Sequence[Any], where: InPlace) -> lis
         where: see `computed_in_place`.
     """
     if _is_inner_product(equation, operands):
-        one, other = (_in_place(x).astype(equation.outvars[0].aval.dtype) for x in operands)
+        one, other = (in_place(x).astype(equation.outvars[0].aval.dtype) for x in operands)
         return [(one * other).sum()]
     sums = equation.primitive.name in _SUMS and isinstance(operands[0], Sharded) and not operands[0].views
     result = equation.outvars[0] if equation.outvars else None
@@ -179,13 +173,12 @@ def done_in_place(equation: Any, operands: Sequence[Any], where: InPlace) -> lis
     if reduced is not None:
         return [reduced]
     if sums or (result in where.summed and not _is_joined_along_shards(equation, operands)):
-        return list(bind(equation, [x.seen(_in_place(x)) if isinstance(x, Sharded) else x for x in operands]))
+        return list(bind(equation, [x.seen(in_place(x)) if isinstance(x, Sharded) else x for x in operands]))
     made = _made(equation, operands) if result in where.made else None
-    if made is not None:
-        return [made]
-    if _are_rows_of_all(equation, operands, where.examples):
-        return [_looked_up_by_all(equation, *operands)]
-    return [_looked_up_raggedly(equation, *operands)] if _is_ragged(equation, operands) else None
+    if made is not None and result in made.several:
+        made = made.told()
+        made = replace(made, arrays=summed_once(made.value, made.spec, made.mesh, made.value.dtype))
+    return None if made is None else [made]
 
 
 def _made(equation: Any, operands: Sequence[Any]) -> Sharded | None:
@@ -207,7 +200,7 @@ def _made(equation: Any, operands: Sequence[Any]) -> Sharded | None:
     spec, gathered = as_spec(tuple(lives)), as_spec(tuple(used))
     (array,) = bind(equation, [x.value if isinstance(x, Sharded) else x for x in operands])
     array = jax.lax.with_sharding_constraint(array, NamedSharding(first.mesh, spec))
-    return Sharded(array, spec, gathered, first.mesh, first.usage, is_cast=True)
+    return Sharded(array, spec, gathered, first.mesh, first.usage, is_cast=True, several=first.several)
 
 
 def _reduced(equation: Any, weight: Sharded) -> Sharded | None:
@@ -220,7 +213,7 @@ def _reduced(equation: Any, weight: Sharded) -> Sharded | None:
     spec, gathered = (as_spec(tuple(one for dim, one in enumerate(dims) if dim not in axes)) for dims in (lives, used))
     (array,) = bind(equation, [weight.value])
     array = jax.lax.with_sharding_constraint(array, NamedSharding(weight.mesh, spec))
-    return Sharded(array, spec, gathered, weight.mesh, is_cast=True)
+    return Sharded(array, spec, gathered, weight.mesh, is_cast=True, several=weight.several)
 
 
 def _is_joined_along_shards(equation: Any, operands: Sequence[Any]) -> bool:
@@ -231,7 +224,7 @@ def _is_joined_along_shards(equation: Any, operands: Sequence[Any]) -> bool:
     return any(x.views or as_dims(spec, x.value.ndim)[dim] for x in weights for spec in (x.spec, x.gathered))
 
 
-def _in_place(weight: Sharded) -> Any:
+def in_place(weight: Sharded) -> Any:
     """The array of a weight where it lives, before its views; its gradient is added up there, too."""
     if not jnp.issubdtype(weight.value.dtype, jnp.floating):
         return weight.value
@@ -258,42 +251,3 @@ def _is_inner_product(equation: Any, operands: Sequence[Any]) -> bool:
     is_flat = views in ({()}, {("reshape",)})
     same = operands[0].value.shape == operands[1].value.shape
     return same and is_flat and not batched and all(tuple(dims) == in_order for dims in contracted)
-
-
-def _are_rows_of_all(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:
-    """Whether it looks up rows of a weight in shards, fewer than it has, for no example in particular."""
-    if lookup(equation) is None or not isinstance(operands[0], Sharded) or isinstance(operands[1], Sharded):
-        return False
-    table, ids = operands[0], equation.invars[1]
-    is_in_shards = any(FSDP in axes for axes in as_dims(table.spec)) and not table.views
-    is_float = jnp.issubdtype(table.value.dtype, jnp.floating) and table.value.nbytes >= SMALL
-    few = 2 * math.prod(equation.outvars[0].aval.shape) < table.value.size
-    return bool(is_in_shards and is_float and few and (isinstance(ids, core.Literal) or ids not in examples.dims))
-
-
-def _looked_up_by_all(equation: Any, table: Sharded, ids: Any) -> Any:
-    found = lookup(equation)
-    assert found is not None
-    used = as_dims(table.gathered, table.value.ndim)
-    dims: list[Any] = [None] * equation.outvars[0].aval.ndim
-    for place, dim in found.features.items():
-        dims[place] = tuple(axis for axis in used[dim] if axis != FSDP) or None
-    (rows,) = bind(equation, [_in_place(table), ids])
-    return jax.lax.with_sharding_constraint(rows, NamedSharding(table.mesh, PartitionSpec(*dims)))
-
-
-def _is_ragged(equation: Any, operands: Sequence[Any]) -> bool:
-    """Whether it looks up rows of a weight, of a number that does not divide over the devices that share examples."""
-    if lookup(equation) is None or not isinstance(operands[0], Sharded):
-        return False
-    ways = math.prod(operands[0].mesh.shape.get(axis, 1) for axis in BATCH_AXES)
-    return bool(equation.invars[1].aval.shape[0] % ways)
-
-
-def _looked_up_raggedly(equation: Any, table: Sharded, ids: Any) -> Any:
-    """The rows, on every device: XLA fills up what it splits, and adds the gradients of what it filled up to a row."""
-    (rows,) = bind(equation, [table.array(), ids.array() if isinstance(ids, Sharded) else ids])
-    found = lookup(equation)
-    assert found is not None
-    dims = [PartitionSpec.UNCONSTRAINED if dim in found.features else None for dim in range(rows.ndim)]
-    return jax.lax.with_sharding_constraint(rows, NamedSharding(table.mesh, PartitionSpec(*dims)))

@@ -31,7 +31,7 @@ from redco_cli.sharding.gather.repeated import Repeated, Summed, batch_ways
 from redco_cli.sharding.gather.sharded import Sharded
 from redco_cli.sharding.plan import BATCH_AXES
 from redco_cli.sharding.program.examples import Examples
-from redco_cli.sharding.program.rewrite import CONTROL_FLOW, INLINED, REMATERIALISED, VIEWS, bind
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW, INLINED, REMATERIALISED, VIEWS, bind, variables_of
 from redco_cli.sharding.scans import scan_counts
 
 
@@ -75,12 +75,12 @@ def before_loop(params: Any, operands: Sequence[Any], examples: Examples) -> tup
     if not weights or params["length"] < 2:
         return list(operands), {}
     for equation in jaxpr.eqns:  # cast where they live: it is cheaper to gather in fewer bits
-        if equation.primitive.name in VIEWS and _variables(equation) and equation.invars[0] in weights:
+        if equation.primitive.name in VIEWS and variables_of(equation.invars) and equation.invars[0] in weights:
             weights[equation.outvars[0]] = weights[equation.invars[0]].viewed(equation)
     others = dict(zip(jaxpr.constvars, params["jaxpr"].consts, strict=True))
     others |= {x: one for x, one in zip(jaxpr.invars[:count], operands, strict=False) if _is_array(one)}
     made = _made_of(jaxpr, weights, [x for x in others if x not in examples.dims])
-    in_others = {variable for equation in made for variable in _variables(equation)}
+    in_others = {variable for equation in made for variable in variables_of(equation.invars)}
     others = {x: one for x, one in others.items() if x in in_others}
     fused = {x: unmerged(one) for x, one in weights.items() if is_fused(one) and x not in in_others}
     repeated = _repeated(weights | {x: one.value for x, one in fused.items()}, others, made)
@@ -100,7 +100,7 @@ def _made_of(jaxpr: Any, weights: Iterable[Any], others: Iterable[Any]) -> list[
     known, plain, found = set(weights), set(others), []
     shapes = {x.aval.shape for x in known}
     for equation in jaxpr.eqns:
-        variables, results = set(_variables(equation)), equation.outvars
+        variables, results = set(variables_of(equation.invars)), equation.outvars
         is_taken = equation.effects or equation.primitive.name in CONTROL_FLOW or not variables <= known | plain
         if is_taken or not results or results[0] in known:
             continue
@@ -108,7 +108,7 @@ def _made_of(jaxpr: Any, weights: Iterable[Any], others: Iterable[Any]) -> list[
             plain.update(results)
             found.append(equation)
         elif all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in results) and (
-            _size(results) <= _size(x for x in _variables(equation) if x in known)
+            _size(results) <= _size(x for x in variables_of(equation.invars) if x in known)
             or shapes.issuperset(one.aval.shape for one in results)
         ):
             known.update(results)
@@ -125,14 +125,9 @@ def _needed(equations: Sequence[Any], results: Collection[Any]) -> list[Any]:
     wanted, kept = set(results), []
     for equation in reversed(equations):
         if not wanted.isdisjoint(equation.outvars):
-            wanted.update(_variables(equation))
+            wanted.update(variables_of(equation.invars))
             kept.append(equation)
     return kept[::-1]
-
-
-def _variables(equation: Any) -> list[Any]:
-    """What an equation reads, but for numbers that are written in it."""
-    return [atom for atom in equation.invars if not isinstance(atom, core.Literal)]
 
 
 def _size(variables: Iterable[Any]) -> int:
@@ -169,7 +164,7 @@ def _of_weights(weights: Iterable[Any], equations: Sequence[Any]) -> list[Any]:
     """The results of equations in which weights have a part."""
     known, made = set(weights), []
     for equation in equations:
-        if not known.isdisjoint(_variables(equation)):
+        if not known.isdisjoint(variables_of(equation.invars)):
             made += equation.outvars
             known.update(equation.outvars)
     return made

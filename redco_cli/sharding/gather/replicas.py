@@ -74,7 +74,7 @@ def add_up(parts: Any, places: Any) -> Any:
     return jax.tree.map(lambda leaf, place: jax.lax.with_sharding_constraint(leaf.sum(-1), place), parts, places)
 
 
-def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, jaxpr: Any, x: Any) -> Any:
+def summed_for_all(weight: Any, spec: PartitionSpec, mesh: Mesh, jaxpr: Any, x: Any) -> Any:
     """A weight; one that is used in several places so that replicas add up the parts of its gradient once for all.
 
     Args:
@@ -84,14 +84,21 @@ def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, jaxpr: Any, x: Any
         jaxpr: the program.
         x: the weight's variable there.
     """
-    if mesh.shape.get(DATA, 1) == 1 or isinstance(weight, Apart) or weight.nbytes < SMALL or not _is_inexact(weight):
+    found = list(uses(jaxpr, x)) if mesh.shape.get(DATA, 1) > 1 and not isinstance(weight, Apart) else []
+    return summed_once(weight, spec, mesh, min(found, key=lambda one: one.itemsize)) if len(found) > 1 else weight
+
+
+def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Any:
+    """A weight that is used in several places, likewise; a small one, or one without replicas, as it is.
+
+    Args:
+        weight: the array.
+        spec: the mesh axes of its dims.
+        mesh: the devices.
+        dtype: in which the sum over replicas is moved.
+    """
+    if mesh.shape.get(DATA, 1) == 1 or weight.nbytes < SMALL or not _is_inexact(weight):
         return weight
-    found = list(uses(jaxpr, x))
-    return _summed_once(weight, spec, mesh, min(found, key=lambda one: one.itemsize)) if len(found) > 1 else weight
-
-
-def _summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Apart:
-    """The same, whose sum over replicas is moved in a type."""
     lives = part_spec(spec, weight.ndim)
 
     def value(weight: Any) -> Apart:

@@ -12,6 +12,9 @@ and the gradients of the rows go the same way back, to be added up where the tab
 nothing scattered. Where its features do not divide, the table is split by its rows, [V/F, H]: each device looks up
 those that it has, and a reduce-scatter brings rows to their tokens, an all-gather their gradients back. Tables of
 recommendation models are split so, by columns or by rows (arXiv 2104.05158).
+
+A few rows that all examples are compared with, as of sampled negatives, are looked up in the devices' parts, and
+gathered.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.extend import core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.sharding.decide.tables import are_fewer
-from redco_cli.sharding.gather.sharded import Sharded, cut, part_spec, scattered
+from redco_cli.sharding.gather.in_place import in_place
+from redco_cli.sharding.gather.sharded import SMALL, Sharded, cut, part_spec, scattered
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.lookups import lookup
@@ -117,3 +122,55 @@ def looked_up(equation: Any, table: Sharded, ids: Any, dtype: Any) -> Any:
     apply = jax.custom_vjp(run)
     apply.defvjp(forward, backward)
     return apply(table.arrays, ids)
+
+
+def looked_up_by_all(equation: Any, operands: Sequence[Any], examples: Examples) -> list[Any] | None:
+    """What an equation looks up in a weight but rows of whole examples, evenly shared; None for any other equation.
+
+    Args:
+        equation: any.
+        operands: its own, of which some may be a `Sharded`.
+        examples: where they are in its program.
+    """
+    if _are_rows_of_all(equation, operands, examples):
+        return [_looked_up_by_all(equation, *operands)]
+    return [_looked_up_raggedly(equation, *operands)] if _is_ragged(equation, operands) else None
+
+
+def _are_rows_of_all(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:
+    """Whether it looks up rows of a weight in shards, fewer than it has, for no example in particular."""
+    if lookup(equation) is None or not isinstance(operands[0], Sharded) or isinstance(operands[1], Sharded):
+        return False
+    table, ids = operands[0], equation.invars[1]
+    is_in_shards = any(FSDP in axes for axes in as_dims(table.spec)) and not table.views
+    is_float = jnp.issubdtype(table.value.dtype, jnp.floating) and table.value.nbytes >= SMALL
+    few = 2 * math.prod(equation.outvars[0].aval.shape) < table.value.size
+    return bool(is_in_shards and is_float and few and (isinstance(ids, core.Literal) or ids not in examples.dims))
+
+
+def _looked_up_by_all(equation: Any, table: Sharded, ids: Any) -> Any:
+    found = lookup(equation)
+    assert found is not None
+    used = as_dims(table.gathered, table.value.ndim)
+    dims: list[Any] = [None] * equation.outvars[0].aval.ndim
+    for place, dim in found.features.items():
+        dims[place] = tuple(axis for axis in used[dim] if axis != FSDP) or None
+    (rows,) = bind(equation, [in_place(table), ids])
+    return jax.lax.with_sharding_constraint(rows, NamedSharding(table.mesh, PartitionSpec(*dims)))
+
+
+def _is_ragged(equation: Any, operands: Sequence[Any]) -> bool:
+    """Whether it looks up rows of a weight, of a number that does not divide over the devices that share examples."""
+    if lookup(equation) is None or not isinstance(operands[0], Sharded):
+        return False
+    ways = math.prod(operands[0].mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+    return bool(equation.invars[1].aval.shape[0] % ways)
+
+
+def _looked_up_raggedly(equation: Any, table: Sharded, ids: Any) -> Any:
+    """The rows, on every device: XLA fills up what it splits, and adds the gradients of what it filled up to a row."""
+    (rows,) = bind(equation, [table.array(), ids.array() if isinstance(ids, Sharded) else ids])
+    found = lookup(equation)
+    assert found is not None
+    dims = [PartitionSpec.UNCONSTRAINED if dim in found.features else None for dim in range(rows.ndim)]
+    return jax.lax.with_sharding_constraint(rows, NamedSharding(table.mesh, PartitionSpec(*dims)))

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
 from redco_cli.sharding.gather.all_gather import all_gather
-from redco_cli.sharding.gather.torus import scatter_sum
+from redco_cli.sharding.gather.torus import scatter_sum, share
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.rewrite import bind
 
@@ -66,6 +66,7 @@ class Sharded:
         usage: how it is used there.
         views: equations of one operand, to apply once it is gathered.
         is_cast: the array is what the program makes of the parameter in another precision.
+        several: variables of the program that it reads more than once.
     """
 
     arrays: Any
@@ -75,6 +76,7 @@ class Sharded:
     usage: Usage = field(default_factory=Usage)
     views: tuple[Any, ...] = ()
     is_cast: bool = False
+    several: frozenset[Any] = frozenset()
 
     @property
     def value(self) -> Any:
@@ -199,7 +201,7 @@ class Sharded:
         def add_up(part: Any) -> Any:
             own = jnp.squeeze(part, 0)
             if kept is not None:
-                own = _share(own, kept, TENSOR, self.mesh)
+                own = share(own, kept, TENSOR, self.mesh)
             own = jax.lax.psum(own, FSDP) if place is None else scatter_sum(own, self.mesh, FSDP, place)
             return own[..., None] if self.is_apart else jax.lax.psum(own, DATA)
 
@@ -233,8 +235,16 @@ class Sharded:
         is_mark = equation.params.get("name") == OF_EACH_SHARD
         if equation.primitive.name in ("convert_element_type", "name") and fewer and not is_mark:
             arrays = jax.tree.map(lambda leaf: bind(equation, [leaf])[0], self.arrays)
-            return replace(self, arrays=arrays, is_cast=self.is_cast or equation.primitive.name != "name")
+            cast = replace(self, arrays=arrays, is_cast=self.is_cast or equation.primitive.name != "name")
+            return cast.told() if equation.outvars[0] in self.several else cast
         return replace(self, views=(*self.views, equation))
+
+    def told(self) -> Sharded:
+        """The same, whose array is told where it lives at once, for XLA to see that several uses gather the same."""
+        if self.is_on_tpu or not self.is_cast:
+            return self
+        here = jax.lax.with_sharding_constraint(self.value, NamedSharding(self.mesh, self.spec))
+        return replace(self, arrays=replace(self.arrays, value=here) if self.is_apart else here, is_cast=False)
 
     def part(self, equation: Any) -> Sharded | None:
         """What a slice or squeeze takes along dims that no mesh axis splits, such as one layer of a stack.
@@ -271,19 +281,12 @@ class Sharded:
 
     def stacked(self) -> Any:
         """Itself; whole where its layers are no longer its leading dim, or are split."""
-        is_split = any(any(as_dims(spec)[:1]) for spec in (self.spec, self.gathered))
-        return self.array() if self.views or is_split else self
+        return self.array() if self.views or any(any(as_dims(one)[:1]) for one in (self.spec, self.gathered)) else self
 
     def layer(self, arrays: Any) -> Sharded:
         """One layer of it."""
         spec, gathered = (PartitionSpec(*spec[1:]) for spec in (self.spec, self.gathered))
         return Sharded(arrays, spec, gathered, self.mesh, self.usage.without((0,)))
-
-
-def _share(x: Any, dim: int, axis: str, mesh: Mesh) -> Any:
-    """What one device along a mesh axis has of an array, in a `shard_map`."""
-    size = x.shape[dim] // mesh.shape[axis]
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, dim)
 
 
 def scattered(gathered: PartitionSpec, spec: PartitionSpec, ndim: int) -> PartitionSpec:

@@ -136,3 +136,9 @@ def _torus(devices: Sequence[Any]) -> Torus | None:
     box = np.array(order).reshape(shape)
     rings = (np.moveaxis(box, at, -1).reshape(-1, ring).tolist() for at, ring in enumerate(shape))
     return Torus(tuple(order), tuple(tuple(map(tuple, one)) for one in rings))
+
+
+def share(x: Any, dim: int, axis: str, mesh: Mesh) -> Any:
+    """What one device along a mesh axis has of an array, in a `shard_map`."""
+    size = x.shape[dim] // mesh.shape[axis]
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, dim)

@@ -1,27 +1,38 @@
-"""What XLA's partitioner gets wrong or does not split: each device is told to take its own examples.
+"""What XLA's partitioner gets wrong, or splits badly or not at all, and is told.
 
 - Grouped convolutions. XLA (with JAX 0.10) adds up the gradient of a grouped kernel once for each device of an axis
   that splits nothing of the convolution while another axis splits its batch: the gradient comes out too large by the
   size of that axis.
 - Fourier transforms. XLA gathers what is transformed, examples and all, on every device.
+- What is cut across devices and given to many, as the shifts and scales that one product makes of a condition (DiT,
+  arXiv 2212.09748). XLA splits the pieces anew, and with them all that they meet: the whole residual stream, for the
+  sake of some vectors. Before they are cut, they are made whole.
 
-Inside of a `shard_map` there is nothing to partition, and JAX adds up the gradients.
+The first two are in a `shard_map`, where there is nothing to partition. JAX adds up the gradients; it is told which
+arrays are the same on which devices, so that they are added up over those alone that have parts of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.extend import core
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.gather.sharded import Sharded
 from redco_cli.sharding.plan import BATCH_AXES, TENSOR, as_dims
 from redco_cli.sharding.program.examples import Dim, Examples, follow_dims
 from redco_cli.sharding.program.matrices import leading
+from redco_cli.sharding.program.primitives import ELEMENTWISE
+from redco_cli.sharding.program.rewrite import variables_of
+
+_MANY = 16
+"""How often what is cut is repeated, as over tokens, at least; heads of keys are for fewer of queries."""
+_ENTRY_BY_ENTRY = frozenset(ELEMENTWISE.split()) | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims"}
 
 
 def is_grouped(equation: Any, mesh: Mesh) -> bool:
@@ -60,14 +71,41 @@ def grouped(equation: Any, images: Any, kernel: Any, mesh: Mesh) -> Any:
         return PartitionSpec(*dims)
 
     params = {**equation.params, "feature_group_count": groups // tensor if is_split else groups}
+
+    def of_own(inputs: Any, weights: Any) -> Any:
+        weights = jax.lax.pcast(weights, over, to="varying") if over else weights
+        return equation.primitive.bind(inputs, weights, **params)
+
     convolve = jax.shard_map(
-        lambda *operands: equation.primitive.bind(*operands, **params),
+        of_own,
         mesh=mesh,
         in_specs=(spec(*numbers.lhs_spec[:2]), spec(None, out)),
         out_specs=spec(*numbers.out_spec[:2]),
-        check_vma=False,
     )
-    return convolve(inputs, weights)  # type: ignore[no-untyped-call]
+    return convolve(inputs, weights)
+
+
+def whole_where_cut(equation: Any, operands: Sequence[Any], mesh: Mesh, features: Features) -> Sequence[Any]:
+    """The operands of an equation; what is cut along a dim that `tensor` splits, and given to many, is whole.
+
+    Args:
+        equation: any.
+        operands: its own.
+        mesh: the devices.
+        features: of the program.
+    """
+    if equation.primitive.name not in ("split", "slice") or features.spread.isdisjoint(equation.outvars):
+        return operands
+    params, operand = equation.params, equation.invars[0]
+    place, shape = features.dims.get(operand), operand.aval.shape
+    if place is None or place < 0 or not isinstance(operands[0], jax.Array):
+        return operands
+    left = params["sizes"][0] if "sizes" in params else params["limit_indices"][place] - params["start_indices"][place]
+    if params.get("axis", place) != place or left == shape[place]:
+        return operands
+    dims: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(shape)
+    dims[place] = None
+    return [jax.lax.with_sharding_constraint(operands[0], NamedSharding(mesh, PartitionSpec(*dims)))]
 
 
 def has_transforms(jaxpr: Any) -> bool:
@@ -76,8 +114,21 @@ def has_transforms(jaxpr: Any) -> bool:
     return any(equation.primitive.name == "fft" for equation in jaxpr.eqns) or any(map(has_transforms, inside))
 
 
-def features_of(closed: Any, weights: Sequence[Any]) -> Mapping[Any, Dim]:
-    """By variable of a program, which of its dims is split over `tensor`, as its weights are where they are used.
+@dataclass(frozen=True)
+class Features:
+    """Where features are that `tensor` splits. Variables of a program, and of the programs inside it.
+
+    Attributes:
+        dims: by those computed from weights that it splits: which dim that is; None where that is not known.
+        spread: those that are repeated, so that what they meet has more entries.
+    """
+
+    dims: Mapping[Any, Dim]
+    spread: frozenset[Any]
+
+
+def features_of(closed: Any, weights: Sequence[Any]) -> Features:
+    """Follows them through a program.
 
     Args:
         closed: the program, as `jax.make_jaxpr` returns it.
@@ -86,10 +137,24 @@ def features_of(closed: Any, weights: Sequence[Any]) -> Mapping[Any, Dim]:
     dims: list[Dim] = [None] * len(closed.jaxpr.invars)
     for place, spec in enumerate(weights):
         dims[place] = next((dim for dim, axes in enumerate(spec) if axes in (TENSOR, (TENSOR,))), None)
-    return follow_dims(closed, dims)
+    split = follow_dims(closed, dims)
+    return Features(split, frozenset(_spread(closed.jaxpr)) if split else frozenset())
 
 
-def transformed(equation: Any, x: Any, mesh: Mesh, examples: Examples, features: Mapping[Any, Dim]) -> Any:
+def _spread(jaxpr: Any) -> set[Any]:
+    found: set[Any] = set()
+    for equation in reversed(jaxpr.eqns):
+        for inner in core.jaxprs_in_params(equation.params):
+            found |= _spread(inner)
+        if equation.primitive.name in _ENTRY_BY_ENTRY:
+            (result,) = equation.outvars
+            of_one = [x for x in variables_of(equation.invars) if x.aval.size > 1]
+            found.update(x for x in of_one if result.aval.size >= _MANY * x.aval.size)
+            found.update(x for x in of_one if result.aval.size == x.aval.size and result in found)
+    return found
+
+
+def transformed(equation: Any, x: Any, mesh: Mesh, examples: Examples, features: Features) -> Any:
     """The result of a Fourier transform, of the examples and features of each device.
 
     Args:
@@ -97,12 +162,12 @@ def transformed(equation: Any, x: Any, mesh: Mesh, examples: Examples, features:
         x: its operand.
         mesh: the devices.
         examples: where they are in its program.
-        features: see `features_of`.
+        features: of the program.
     """
     operand = equation.invars[0]
     shape = operand.aval.shape[: leading("fft", equation.params, operand.aval.ndim)]
     dims: list[Any] = [None] * len(shape)
-    feature, example = features.get(operand), 0 if examples.lead(operand) else examples.dims.get(operand)
+    feature, example = features.dims.get(operand), 0 if examples.lead(operand) else examples.dims.get(operand)
     if feature is not None and 0 <= feature < len(shape) and shape[feature] % mesh.shape.get(TENSOR, 1) == 0:
         dims[feature] = TENSOR
     if example is not None and 0 <= example < len(shape):
@@ -113,7 +178,6 @@ def transformed(equation: Any, x: Any, mesh: Mesh, examples: Examples, features:
         mesh=mesh,
         in_specs=spec,
         out_specs=spec,
-        check_vma=False,
     )
     return transform(x)  # type: ignore[no-untyped-call]
 

@@ -172,6 +172,10 @@ def _dim(equation: Any, operands: Sequence[_Given], place: int) -> Dim:
     if name == "dot_general":
         found = [_of_product(params["dimension_numbers"], side, x, equation) for side, x in enumerate(operands)]
         return min((one for one in found if one is not None), default=None)
+    if name == "gather":
+        return _of_rows(params["dimension_numbers"], operands, equation)
+    if name == "transpose" and dim is None and params["permutation"][0] != 0:  # of what may lead, which then does not
+        return tuple(map(int, params["permutation"])).index(0)
     if dim is None or len(met) > 1 or name == "concatenate":
         return None
     if name == "reshape":
@@ -204,6 +208,15 @@ def _of_product(numbers: Any, side: int, value: _Given, equation: Any) -> Dim:
     if value.dim == _WITHIN:
         return _WITHIN
     return len(batched[0]) + side * len(free[0]) + free[side].index(value.dim)
+
+
+def _of_rows(numbers: Any, operands: Sequence[_Given], equation: Any) -> Dim:
+    """Which dim of the rows that are looked up those of their ids are; none of what examples have themselves."""
+    table, ids = operands[:2]
+    rows = [dim for dim in range(equation.outvars[0].aval.ndim) if dim not in numbers.offset_dims]
+    if table is not None or ids is None or ids.dim not in range(len(rows)):
+        return None
+    return None if ids.dim is None else rows[ids.dim]
 
 
 def _reshaped(dim: int, old: Sequence[int], new: Sequence[int]) -> Dim:

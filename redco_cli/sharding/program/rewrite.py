@@ -8,6 +8,7 @@ rewriting says.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -79,6 +80,46 @@ def rewritten(closed: Any, arguments: Sequence[Any], rewriting: Rewriting) -> li
     """
     results = _evaluate(closed.jaxpr, closed.consts, arguments, rewriting)
     return _arrays(results, rewriting, "the result")
+
+
+def made_once(closed: Any, is_weight: Sequence[bool]) -> Any:
+    """The same program, which computes what it makes of weights alone once, however often it says so.
+
+    A model that is applied twice casts its weights twice, or scales or joins them: each would be gathered, and have a
+    gradient to scatter.
+
+    Args:
+        closed: the program, as `jax.make_jaxpr` returns it.
+        is_weight: for each of its inputs.
+    """
+    jaxpr = closed.jaxpr
+    known = {x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes} | set(jaxpr.constvars)
+    seen: dict[Any, Any] = {}
+    instead: dict[Any, Any] = {}
+    equations = []
+    for equation in jaxpr.eqns:
+        atoms = [x if isinstance(x, core.Literal) else instead.get(x, x) for x in equation.invars]
+        if known.issuperset(variables_of(atoms)) and not equation.effects:
+            places = tuple(repr(x) if isinstance(x, core.Literal) else id(x) for x in atoms)
+            first = seen.setdefault((equation.primitive.name, places, str(equation.params)), equation)
+            if first is not equation:
+                instead.update(zip(equation.outvars, first.outvars, strict=True))
+                continue
+            known.update(equation.outvars)
+        equations.append(equation.replace(invars=atoms))
+    outvars = [x if isinstance(x, core.Literal) else instead.get(x, x) for x in jaxpr.outvars]
+    return closed.replace(jaxpr=jaxpr.replace(eqns=equations, outvars=outvars)) if instead else closed
+
+
+def used_severally(jaxpr: Any) -> frozenset[Any]:
+    """The variables of a program that more than one of its equations reads."""
+    reads = Counter(x for equation in jaxpr.eqns for x in variables_of(equation.invars))
+    return frozenset(x for x, count in reads.items() if count > 1)
+
+
+def variables_of(atoms: Sequence[Any]) -> list[Any]:
+    """What is read, but for numbers that are written in an equation."""
+    return [x for x in atoms if not isinstance(x, core.Literal)]
 
 
 def bind(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:

@@ -39,6 +39,7 @@ FUNCTIONS = {
 ELSEWHERE = {
     "transposed": lambda x, w: x.swapaxes(0, 1),
     "transposed, and through a layer": lambda x, w: layer(x.swapaxes(0, 1), w),
+    "rows of theirs, transposed": lambda x, w: w[jnp.int32(x[..., 0])].swapaxes(0, 1),
     "behind another dim": lambda x, w: layer(x.swapaxes(0, 1).reshape(-1, 12), w),
     "repeated in front": lambda x, w: jnp.broadcast_to(x, (8, *x.shape)),
     "stacked": lambda x, w: jnp.stack([x] * 8),
