@@ -207,8 +207,7 @@ def estimate(
     local = _bytes_each(traced.leaves, lives, mesh)
     sizes = as_scattered(flat, shard_bytes(flat, splits, mesh, tiled=on_tpu), local)
     sizes[of_examples(flat, splits)] *= config.share
-    trained = local[: traced.trained]
-    own = sizes[line.arrays]
+    trained, own = local[: traced.trained], sizes[line.arrays]
     _keep_in_shards(flat, line, own, used, local, config)
     before, summed = own.copy(), config.cpu_backend and mesh[DATA] * mesh[FSDP] > 1
     at_once = repeated or mesh[FSDP] == 1
@@ -217,14 +216,11 @@ def estimate(
     moved = {x: float(sizes[x]) for x, a, b in zip(flat.inputs, lives, used, strict=False) if a != b}
     layers = layer_bytes(line, sizes, flat.arrays.itemsizes, moved) if on_tpu else {}
     found = bytes_over_time(line, sizes, own, layered if summed else (), layers)
-    shards, how = dict(zip(flat.inputs, local, strict=False)), (config.cpu_backend, config.reshard_after_forward)
-    add_gathered(found.weights, line, moved, *how, repeated)
-    if on_tpu:
-        add_casts(found.weights, line, shards, flat.arrays.itemsizes, repeated=repeated)
+    _add_weights(found.weights, flat, line, moved, local, config)
     state = _bytes_each(jax.tree.leaves(opt_state), _specs(follow(opt_state, traced.params, specs)), mesh)
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
-    waiting = gradients.waiting if at_once else ()
-    time, temporary = worst(line, found.total + gradients.bytes, own, before, waiting, copies)
+    dying = gradients.waiting if at_once else ()
+    time, temporary = worst(line, found.total + gradients.bytes, own, before, dying, copies)
     rest, now = max(temporary - sum(trained), 0.0), live_arrays(line, time)
     weights = min(float(found.weights[time]), rest)
     logits = min(float(own[now][_is_of_loss(line)[now]].sum()), rest - weights)
@@ -264,6 +260,21 @@ def _keep_in_shards(
         if rematerialized or config.reshard_after_forward:
             cast = shards[parameter] // sizes[parameter] * sizes[int(line.arrays[place])]
             own[place] = min(own[place], cast)
+
+
+def _add_weights(
+    weights: Bytes,
+    flat: FlatProgram,
+    line: Timeline,
+    moved: Mapping[int, float],
+    local: Sequence[int],
+    config: StepConfig,
+) -> None:
+    """Adds what is made of parameters for their use; `moved` are the bytes of those that are gathered, by input."""
+    repeated, shards = config.micro_batches > 1, dict(zip(flat.inputs, local, strict=False))
+    add_gathered(weights, line, moved, config.cpu_backend, config.reshard_after_forward, repeated)
+    if config.tpu_backend:
+        add_casts(weights, line, shards, flat.arrays.itemsizes, repeated=repeated)
 
 
 def _bytes_each(leaves: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Mapping[str, int]) -> list[int]:

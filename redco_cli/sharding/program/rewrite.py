@@ -86,26 +86,31 @@ def made_once(closed: Any, is_weight: Sequence[bool]) -> Any:
     """The same program, which computes what it makes of weights alone once, however often it says so.
 
     A model that is applied twice casts its weights twice, or scales or joins them: each would be gathered, and have a
-    gradient to scatter.
+    gradient to scatter. What is read without a gradient stays apart from what has one.
 
     Args:
         closed: the program, as `jax.make_jaxpr` returns it.
         is_weight: for each of its inputs.
     """
     jaxpr = closed.jaxpr
-    known = {x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes} | set(jaxpr.constvars)
+    made = {x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
+    still = {x for one in jaxpr.eqns if one.primitive.name == "stop_gradient" for x in variables_of(one.invars)}
+    same: dict[Any, Any] = {x: x for x in (*made, *jaxpr.constvars)}  # the first variable that has the same value
     seen: dict[Any, Any] = {}
     instead: dict[Any, Any] = {}
     equations = []
     for equation in jaxpr.eqns:
         atoms = [x if isinstance(x, core.Literal) else instead.get(x, x) for x in equation.invars]
-        if known.issuperset(variables_of(atoms)) and not equation.effects:
-            places = tuple(repr(x) if isinstance(x, core.Literal) else id(x) for x in atoms)
+        read = variables_of(atoms)
+        if same.keys() >= set(read) and not equation.effects and still.isdisjoint(equation.outvars):
+            places = tuple(repr(x) if isinstance(x, core.Literal) else id(same[x]) for x in atoms)
             first = seen.setdefault((equation.primitive.name, places, str(equation.params)), equation)
-            if first is not equation:
-                instead.update(zip(equation.outvars, first.outvars, strict=True))
-                continue
-            known.update(equation.outvars)
+            same.update(zip(equation.outvars, first.outvars, strict=True))
+            if not made.isdisjoint(read):
+                made.update(equation.outvars)
+                if first is not equation:
+                    instead.update(zip(equation.outvars, first.outvars, strict=True))
+                    continue
         equations.append(equation.replace(invars=atoms))
     outvars = [x if isinstance(x, core.Literal) else instead.get(x, x) for x in jaxpr.outvars]
     return closed.replace(jaxpr=jaxpr.replace(eqns=equations, outvars=outvars)) if instead else closed
