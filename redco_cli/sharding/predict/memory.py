@@ -117,9 +117,8 @@ class StepConfig:
         cpu_backend: as XLA compiles for a CPU: everything is computed as soon as it can be, products in float32, and
             sums over devices are taken together. Otherwise in the order of the program, each sum on its own.
         copies_state: the update reads old state after the new one was begun, so that XLA copies it for a CPU.
-        tpu_backend: as XLA compiles for a TPU: products compute what is elementwise among their operands, and memory is
-            in tiles.
-        share: of the examples that were traced, how many go through at once.
+        tpu_backend: as XLA compiles for a TPU: products compute elementwise operands, and memory is in tiles.
+        share: of the examples that were traced, those that go through at once.
     """
 
     micro_batches: int = 1
@@ -219,8 +218,8 @@ def estimate(
     _add_weights(found.weights, flat, line, moved, local, config)
     state = _bytes_each(jax.tree.leaves(opt_state), _specs(follow(opt_state, traced.params, specs)), mesh)
     copies = sorted(state, reverse=True) if config.copies_state and config.cpu_backend else []
-    dying = gradients.waiting if at_once else ()
-    time, temporary = worst(line, found.total + gradients.bytes, own, before, dying, copies)
+    waiting = gradients.waiting if at_once else ()
+    time, temporary = worst(line, found.total + gradients.bytes, own, before, waiting, copies)
     rest, now = max(temporary - sum(trained), 0.0), live_arrays(line, time)
     weights = min(float(found.weights[time]), rest)
     logits = min(float(own[now][_is_of_loss(line)[now]].sum()), rest - weights)
@@ -271,10 +270,10 @@ def _add_weights(
     config: StepConfig,
 ) -> None:
     """Adds what is made of parameters for their use; `moved` are the bytes of those that are gathered, by input."""
-    repeated, shards = config.micro_batches > 1, dict(zip(flat.inputs, local, strict=False))
+    repeated = config.micro_batches > 1
     add_gathered(weights, line, moved, config.cpu_backend, config.reshard_after_forward, repeated)
     if config.tpu_backend:
-        add_casts(weights, line, shards, flat.arrays.itemsizes, repeated=repeated)
+        add_casts(weights, line, dict(zip(flat.inputs, local, strict=False)), flat.arrays.itemsizes, repeated=repeated)
 
 
 def _bytes_each(leaves: Sequence[Any], specs: Sequence[PartitionSpec], mesh: Mapping[str, int]) -> list[int]:
