@@ -102,7 +102,7 @@ def made_once(closed: Any, is_weight: Sequence[bool]) -> Any:
     for equation in jaxpr.eqns:
         atoms = [x if isinstance(x, core.Literal) else instead.get(x, x) for x in equation.invars]
         read = variables_of(atoms)
-        if same.keys() >= set(read) and not equation.effects and still.isdisjoint(equation.outvars):
+        if same.keys() >= set(read) and _is_known_by_text(equation) and still.isdisjoint(equation.outvars):
             places = tuple(repr(x) if isinstance(x, core.Literal) else id(same[x]) for x in atoms)
             first = seen.setdefault((equation.primitive.name, places, str(equation.params)), equation)
             same.update(zip(equation.outvars, first.outvars, strict=True))
@@ -114,6 +114,15 @@ def made_once(closed: Any, is_weight: Sequence[bool]) -> Any:
         equations.append(equation.replace(invars=atoms))
     outvars = [x if isinstance(x, core.Literal) else instead.get(x, x) for x in jaxpr.outvars]
     return closed.replace(jaxpr=jaxpr.replace(eqns=equations, outvars=outvars)) if instead else closed
+
+
+def _is_known_by_text(equation: Any) -> bool:
+    """Whether one with the same text computes the same: neither it nor what it calls closes over arrays of its own."""
+    inside = list(core.jaxprs_in_params(equation.params))
+    literals = (x for x in equation.invars if isinstance(x, core.Literal))
+    closes_over = any(jaxpr.constvars for jaxpr in inside) or any(getattr(x.val, "ndim", 0) for x in literals)
+    called = (one for jaxpr in inside for one in jaxpr.eqns)
+    return not equation.effects and not closes_over and all(map(_is_known_by_text, called))
 
 
 def used_severally(jaxpr: Any) -> frozenset[Any]:

@@ -54,7 +54,9 @@ SUMMED = {
     "put together": lambda p, x: (network(p, x), jnp.linalg.norm(jnp.concatenate([p["up"], p["other"]]))),
     "of columns": lambda p, x: (network(p, x), jnp.tanh((p["up"] * 2).max(0)).sum()),
 }
+MASKS = [draw(WIDTH, 4 * WIDTH, seed=seed) for seed in (5, 6)]
 MADE = {
+    "times constants of each jit": lambda p, x: [x @ jax.jit(lambda w, c=c: w * c)(p["up"]) for c in MASKS],
     "a cosine": lambda p, x: jnp.tanh(x @ cosine(p["up"])) @ cosine(p["down"]),
     "standardised": lambda p, x: jnp.tanh(x @ standardised(p["up"])) @ p["down"],
     "masked": lambda p, x: jnp.tanh(x @ (p["up"] * np.tri(WIDTH, 4 * WIDTH, dtype=np.float32))) @ p["down"],
