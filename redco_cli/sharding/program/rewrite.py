@@ -119,8 +119,8 @@ def made_once(closed: Any, is_weight: Sequence[bool]) -> Any:
 def _is_known_by_text(equation: Any) -> bool:
     """Whether one with the same text computes the same: neither it nor what it calls closes over arrays of its own."""
     inside = list(core.jaxprs_in_params(equation.params))
-    literals = (x for x in equation.invars if isinstance(x, core.Literal))
-    closes_over = any(jaxpr.constvars for jaxpr in inside) or any(getattr(x.val, "ndim", 0) for x in literals)
+    values = [x.val for x in equation.invars if isinstance(x, core.Literal)] + list(equation.params.values())
+    closes_over = any(jaxpr.constvars for jaxpr in inside) or any(getattr(value, "ndim", 0) for value in values)
     called = (one for jaxpr in inside for one in jaxpr.eqns)
     return not equation.effects and not closes_over and all(map(_is_known_by_text, called))
 
