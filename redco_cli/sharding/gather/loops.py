@@ -28,6 +28,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.sharding.gather.fused import is_fused, unmerged
 from redco_cli.sharding.gather.repeated import Repeated, Summed, batch_ways
+from redco_cli.sharding.gather.rows import moves_rows
 from redco_cli.sharding.gather.sharded import Sharded
 from redco_cli.sharding.plan import BATCH_AXES
 from redco_cli.sharding.program.examples import Examples
@@ -71,14 +72,16 @@ def before_loop(params: Any, operands: Sequence[Any], examples: Examples) -> tup
         loop the results of what it makes of weights alone, each a `Repeated` too.
     """
     jaxpr, (count, _) = params["jaxpr"].jaxpr, scan_counts(params)
-    weights = {x: one for x, one in zip(jaxpr.invars[:count], operands, strict=False) if _adds_up(one)}
+    given, turns = dict(zip(jaxpr.invars[:count], operands, strict=False)), params["length"]
+    tables = {x for x, one in given.items() if _is_looked_up(jaxpr, x, one, turns, examples)}
+    weights = {x: one for x, one in given.items() if _adds_up(one) and x not in tables}
     if not weights or params["length"] < 2:
         return list(operands), {}
     for equation in jaxpr.eqns:  # cast where they live: it is cheaper to gather in fewer bits
         if equation.primitive.name in VIEWS and variables_of(equation.invars) and equation.invars[0] in weights:
             weights[equation.outvars[0]] = weights[equation.invars[0]].viewed(equation)
     others = dict(zip(jaxpr.constvars, params["jaxpr"].consts, strict=True))
-    others |= {x: one for x, one in zip(jaxpr.invars[:count], operands, strict=False) if _is_array(one)}
+    others |= {x: one for x, one in given.items() if _is_array(one)}
     made = _made_of(jaxpr, weights, [x for x in others if x not in examples.dims])
     in_others = {variable for equation in made for variable in variables_of(equation.invars)}
     others = {x: one for x, one in others.items() if x in in_others}
@@ -86,6 +89,12 @@ def before_loop(params: Any, operands: Sequence[Any], examples: Examples) -> tup
     repeated = _repeated(weights | {x: one.value for x, one in fused.items()}, others, made)
     repeated |= {x: replace(one, value=repeated[x]) for x, one in fused.items()}
     return [repeated.get(x, one) for x, one in zip(jaxpr.invars, operands, strict=True)], repeated
+
+
+def _is_looked_up(jaxpr: Any, x: Any, weight: Any, turns: int, examples: Examples) -> bool:
+    """Whether all that a loop does with a weight is to look up rows of examples, fewer in all turns than it has."""
+    uses = [one for one in jaxpr.eqns if any(atom is x for atom in one.invars)]
+    return bool(uses) and all(moves_rows(one, [weight, *one.invars[1:]], examples, turns) for one in uses)
 
 
 def _adds_up(weight: Any) -> bool:

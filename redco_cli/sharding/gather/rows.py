@@ -38,13 +38,14 @@ from redco_cli.sharding.program.lookups import lookup
 from redco_cli.sharding.program.rewrite import bind
 
 
-def moves_rows(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:
+def moves_rows(equation: Any, operands: Sequence[Any], examples: Examples, turns: int = 1) -> bool:
     """Whether an equation looks rows of examples up in a table in shards, and moving these is cheaper.
 
     Args:
         equation: any.
         operands: its own, of which some are a `Sharded`.
         examples: where they are in its program.
+        turns: of a loop, in each of which it does.
     """
     found = lookup(equation)
     if found is None or not isinstance(operands[0], Sharded) or isinstance(operands[1], Sharded):
@@ -61,7 +62,7 @@ def moves_rows(equation: Any, operands: Sequence[Any], examples: Examples) -> bo
     rows = math.prod(shape[dim] for dim in range(len(shape)) if dim not in features)
     divides = set(BATCH_AXES) <= set(table.mesh.shape) and ids.aval.shape[0] % ways == 0
     is_float = jnp.issubdtype(table.value.dtype, jnp.floating)
-    times = table.mesh.shape[FSDP] if by_rows else 1
+    times = turns * (table.mesh.shape[FSDP] if by_rows else 1)
     few = are_fewer(times * math.prod(ids.aval.shape[:-1]), ways, rows, table.value.nbytes)
     return bool(divides and is_float and few and examples.lead(ids))
 

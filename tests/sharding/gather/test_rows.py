@@ -13,7 +13,7 @@ from redco_cli.sharding import derive
 from redco_cli.sharding.compiled.traffic import compiled_collectives
 from redco_cli.sharding.decide.tables import are_fewer
 from redco_cli.sharding.gather.gathering import gathering
-from tests.sharding.beside import slowly
+from tests.sharding.beside import moved, slowly
 from tests.sharding.gather.test_gathering import CUBE, MESH, approximately, draw, in_parts, on_mesh
 from tests.sharding.measure import device_mesh
 
@@ -31,6 +31,9 @@ LOOKUPS = {
     "in a loop": lambda table, at: jax.lax.fori_loop(
         0, 3, lambda _, x: jnp.tanh(table[at] + x), jnp.zeros((*at.shape, FEATURES))
     ),
+    "others in each turn of a loop": lambda table, at: jax.lax.scan(
+        lambda x, now: (jnp.tanh(table[now] + x), None), jnp.zeros((len(at), FEATURES)), at.T
+    )[0],
     "tied": lambda table, at: jnp.tanh(table[at]) @ table.T,
 }
 
@@ -130,6 +133,14 @@ def test_what_moves_is_what_is_predicted(tied):
     gathered = sum(one.bytes for one in moved if one.kind == "all-gather") - batch["ids"].nbytes
     kernels = sum(leaf.nbytes for leaf in jax.tree.leaves(params)) - (0 if tied else params["table"].nbytes)
     assert gathered == kernels == sum(one.bytes for one in plan.collectives if one.kind == "all-gather")
+
+
+def test_a_loop_that_looks_rows_up_gathers_no_table():
+    def loss(params, batch):
+        return jnp.square(LOOKUPS["others in each turn of a loop"](params["table"], batch["ids"])).mean()
+
+    table, mesh = draw(ROWS, FEATURES), {"data": 1, "fsdp": 8, "tensor": 1}
+    assert moved(loss, {"table": table}, {"ids": np.tile(ids(), (2, 1))}, mesh) < table.nbytes / 8
 
 
 def test_a_plan_says_what_moves():
