@@ -1,8 +1,8 @@
 """What is done with a weight where it lives, and gathers nothing of it.
 
 A weight that is taken apart is gathered in pieces, each where it is used. Sums of what is computed from each of its
-entries, as weight decay in a loss is, are those of the devices' parts. What is made of weights entry by entry, or by
-putting them together, is a weight that lives as they do, and is gathered in their place.
+entries, as weight decay in a loss is, are those of the devices' parts. What is made of weights entry by entry, by
+setting some, or by putting them together, is a weight that lives as they do, and is gathered in their place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, bind, va
 from redco_cli.sharding.scans import scan_counts
 
 _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
-_OF_EACH = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"} | {"stop_gradient"}
+_OF_EACH = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"} | {"stop_gradient", "scatter", "scatter-add"}
 
 
 def taken_apart(equation: Any, weight: Any) -> list[Sharded] | None:

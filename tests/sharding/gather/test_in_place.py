@@ -56,6 +56,7 @@ SUMMED = {
 }
 MASKS = [draw(WIDTH, 4 * WIDTH, seed=seed) for seed in (5, 6)]
 MADE = {
+    "with a row set, and one added to": lambda p, x: x @ p["up"].at[0].set(1.0).at[3, :5].add(0.5),
     "times constants of each jit": lambda p, x: [x @ jax.jit(lambda w, c=c: w * c)(p["up"]) for c in MASKS],
     "a cosine": lambda p, x: jnp.tanh(x @ cosine(p["up"])) @ cosine(p["down"]),
     "standardised": lambda p, x: jnp.tanh(x @ standardised(p["up"])) @ p["down"],
