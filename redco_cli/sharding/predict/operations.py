@@ -74,9 +74,11 @@ class FlatProgram:
         inputs: ids of its arguments.
         outputs: ids of its results, or `LITERAL`.
         ops: what it does, in order; nothing whose result is not used.
+        propagated: how its arrays are split, by how its inputs are: what `propagate` found so far.
     """
 
     arrays: Arrays
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     ops: list[Op]
+    propagated: dict[Any, list[Any]] = field(default_factory=dict, compare=False)

@@ -44,10 +44,14 @@ def propagate(flat: FlatProgram, in_specs: Sequence[Any]) -> list[DimShardings]:
     Returns:
         By id of the array.
     """
-    splits = Splits(flat)
     shapes = flat.arrays.shapes
-    splits.run(flat, [as_dims(spec, len(shapes[x])) for spec, x in zip(in_specs, flat.inputs, strict=True)])
-    return [whole(shape) if dims is None else dims for dims, shape in zip(splits.known, shapes, strict=True)]
+    given = tuple(as_dims(spec, len(shapes[x])) for spec, x in zip(in_specs, flat.inputs, strict=True))
+    if given not in flat.propagated:
+        splits = Splits(flat)
+        splits.run(flat, list(given))
+        known = zip(splits.known, shapes, strict=True)
+        flat.propagated[given] = [whole(shape) if dims is None else dims for dims, shape in known]
+    return flat.propagated[given]
 
 
 def _elementwise(splits: Splits, op: Op) -> list[DimShardings | None]:
