@@ -75,7 +75,7 @@ def before_loop(params: Any, operands: Sequence[Any], examples: Examples) -> tup
     given, turns = dict(zip(jaxpr.invars[:count], operands, strict=False)), params["length"]
     tables = {x for x, one in given.items() if _is_looked_up(jaxpr, x, one, turns, examples)}
     weights = {x: one for x, one in given.items() if _adds_up(one) and x not in tables}
-    if not weights or params["length"] < 2:
+    if not weights or turns < 2:
         return list(operands), {}
     for equation in jaxpr.eqns:  # cast where they live: it is cheaper to gather in fewer bits
         if equation.primitive.name in VIEWS and variables_of(equation.invars) and equation.invars[0] in weights:
