@@ -19,6 +19,6 @@ shards, what gathers it and adds up its gradient), `all_gather` (how it is put t
 products, once in a step) with `torus` (rings that a sum is scattered along), `rows` (of tables that are not
 gathered), `fused` (several projections in one weight), `in_place` (what is done with weights where they live),
 `by_rows` (weights that are split by rows alone), `unpartitioned` (what XLA splits wrongly or not), `neighbours`
-(examples that take rows of one another), `loops` with `repeated` (weights that every iteration uses) and
-`conditionals`. What XLA makes of it: room `compiled`.
+(examples that take rows of one another), room `local` (weights of loops, and those made of smaller ones), `copies` (of
+what several weights multiply) and `conditionals`. What XLA makes of it: room `compiled`.
 """

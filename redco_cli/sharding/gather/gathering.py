@@ -13,18 +13,19 @@ parallelism (ZeRO stage 3, arXiv 1910.02054) said in constraints on arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from redco_cli.sharding.gather import unpartitioned
-from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
+from redco_cli.sharding.gather.copies import Copies
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.in_place import InPlace, computed_in_place, done_in_place, taken_apart
-from redco_cli.sharding.gather.loops import before_loop, repeats
+from redco_cli.sharding.gather.local.composed import Composed, composed, outside_of_loop
+from redco_cli.sharding.gather.local.loops import before_loop, repeats
 from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
 from redco_cli.sharding.gather.replicas import added_up_first, is_product, is_spread, product, spread, summed_for_all
@@ -35,9 +36,16 @@ from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.marks import GRADIENT_FIRST
-from redco_cli.sharding.program.rewrite import VIEWS, bind, conditional, loop, made_once, rewritten, used_severally
-
-_PRODUCTS = ("dot_general", "conv_general_dilated")
+from redco_cli.sharding.program.rewrite import (
+    CONTROL_FLOW,
+    VIEWS,
+    bind,
+    conditional,
+    loop,
+    made_once,
+    rewritten,
+    used_severally,
+)
 
 
 @dataclass(frozen=True)
@@ -51,9 +59,7 @@ class _Gathering:
         casts: in what other precision rows are used that it looks up.
         in_place: what is computed of weights where they live.
         features: what is split over `tensor`.
-        multiplied: arrays that parameters multiplied so far, and each as the products see it; by their `id`, and
-            whether each device has a part of the parameter.
-        viewed: by their `id` and how, arrays that were seen in another way so far, and what that gave.
+        copies: of arrays that parameters multiply.
     """
 
     mesh: Mesh
@@ -62,27 +68,27 @@ class _Gathering:
     casts: Mapping[Any, Any]
     in_place: InPlace
     features: unpartitioned.Features
+    copies: Copies
     enters: frozenset[str] = frozenset()
     calls: frozenset[str] = frozenset({GRADIENT_FIRST})
     everywhere: bool = False
-    multiplied: dict[tuple[int, bool], tuple[Any, Any]] = field(default_factory=dict)
-    viewed: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)
 
     def is_tracked(self, operand: Any) -> bool:
         """Whether it is a parameter in shards."""
-        return isinstance(operand, Sharded | Repeated | Unmerged)
-
-    @property
-    def _is_over_tensor(self) -> bool:
-        return bool(self.mesh.shape.get(TENSOR, 1) > 1)
+        return isinstance(operand, Sharded | Repeated | Unmerged | Composed)
 
     def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         """An equation on whole parameters; a name is none."""
         if equation.params.get("name") in self.calls:
             return added_up_first(*operands)
         if equation.primitive.name == "scan" and any(map(self.is_tracked, operands)):
-            operands, made = before_loop(equation.params, operands, self.examples)
+            operands, made = before_loop(equation.params, outside_of_loop(equation.params, operands), self.examples)
             return loop(equation.params, operands, self, made)
+        whole = composed(equation, operands, self.examples)
+        if whole is not None:
+            return [whole]
+        if any(isinstance(x, Composed) for x in operands):
+            return self._on_composed(equation, operands)
         if any(isinstance(x, Unmerged) for x in operands):
             return self._on_unmerged(equation, operands)
         if any(isinstance(x, Repeated) for x in operands):
@@ -105,60 +111,30 @@ class _Gathering:
         done = done or looked_up_by_all(equation, operands, self.examples)
         if done is not None:
             return done
-        if self._is_over_tensor and equation.primitive.name in VIEWS and _is_traced(operands[0]):
-            return [self._viewed_once(equation, operands[0])]
+        if equation.primitive.name in VIEWS and self.copies.are_shared(operands[0]):
+            return [self.copies.viewed(equation, operands[0])]
         operands = unpartitioned.whole_where_cut(equation, operands, self.mesh, self.features)
-        operands = self._as_products_see(equation, operands)
-        if self.reshard_after_forward and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands):
-            again = jax.checkpoint(
-                lambda arrays: self._on_whole(
-                    equation, [_having(x, own) for x, own in zip(operands, arrays, strict=True)]
-                )
-            )
-            results: Sequence[Any] = again([x.arrays if isinstance(x, Sharded) else x for x in operands])
-            return results
-        return self._on_whole(equation, operands)
+        operands = self.copies.as_products_see(equation, operands)
+        moves = self.reshard_after_forward and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands)
+        return (
+            _again(lambda own: self._on_whole(equation, own), operands) if moves else self._on_whole(equation, operands)
+        )
 
-    def _as_products_see(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        """The operands of a product of an array and a parameter; all products with one array have the same copy of it.
+    def _on_composed(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        """An equation on weights that are made of others: each device makes them for it."""
 
-        With `tensor`, each product has a part of the array's gradient on each device. The copy's gradient is the sum of
-        all of them, and XLA adds up the parts in one all-reduce; without it, what a residual connection adds may come
-        between, or the whole gradient of a product with a parameter that is not split, and each has its own.
-        """
-        place = self._multiplied(equation, operands)
-        if place is None or not _is_traced(operands[1 - place]):
-            return operands
-        other = operands[1 - place]
-        key = id(other), _is_in_parts(operands[place])
-        _, seen = self.multiplied.setdefault(key, (other, _copy(other)))
-        seen = whole_input(seen, equation, operands[place], place, self.mesh)
-        return [x if self.is_tracked(x) else seen for x in operands]
+        def run(operands: Sequence[Any]) -> Sequence[Any]:
+            return self.use(equation, [x.repeated if isinstance(x, Composed) else x for x in operands])
 
-    def _multiplied(self, equation: Any, operands: Sequence[Any]) -> int | None:
-        """Which operand of a product is its one parameter, on a mesh with `tensor`."""
-        if equation.primitive.name not in _PRODUCTS or not self._is_over_tensor:
-            return None
-        places = [place for place, x in enumerate(operands) if self.is_tracked(x)]
-        return places[0] if len(places) == 1 else None
-
-    def _summed(self, equation: Any, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-        place = self._multiplied(equation, operands)
-        return results if place is None else whole_sum(results, equation, operands[place], place, self.mesh)
-
-    def _viewed_once(self, equation: Any, x: Any) -> Any:
-        """The array cast or in another shape; the same for all that do so, whose products then share one copy."""
-        key = id(x), f"{equation.primitive.name} {equation.params}"
-        if key not in self.viewed:
-            self.viewed[key] = x, bind(equation, [x])[0]
-        return self.viewed[key][1]
+        gathers_again = self.reshard_after_forward and equation.primitive.name not in CONTROL_FLOW
+        return _again(run, operands) if gathers_again else run(operands)
 
     def _in_a_loop(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
         if is_product(equation, summed, self.examples):
-            operands = self._as_products_see(equation, operands)
+            operands = self.copies.as_products_see(equation, operands)
             summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
-            return self._summed(equation, operands, [product(equation, summed)])
+            return self.copies.summed(equation, operands, [product(equation, summed)])
         if is_of_each_example(equation, summed):
             return [of_each_example(equation, summed)]
         if is_view(equation):
@@ -172,14 +148,14 @@ class _Gathering:
             in_a_loop = any(isinstance(x, Repeated) for x in values)
             return self._in_a_loop(equation, values) if in_a_loop else self._on_whole(equation, values)
 
-        results = on_unmerged(equation, self._as_products_see(equation, operands), apply)
+        results = on_unmerged(equation, self.copies.as_products_see(equation, operands), apply)
         return results or self.use(equation, [x.array() if isinstance(x, Unmerged) else x for x in operands])
 
     def _on_whole(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         if equation.primitive.name == "dot_general" and any(map(is_fused, operands)):
             return self._on_unmerged(equation, [unmerged(x) if is_fused(x) else x for x in operands])
         if is_product(equation, operands, self.examples):
-            return self._summed(equation, operands, [product(equation, operands)])
+            return self.copies.summed(equation, operands, [product(equation, operands)])
         if is_spread(equation, operands):
             return [spread(equation, operands)]
         if are_neighbours(equation, self.examples, self.mesh):
@@ -188,7 +164,7 @@ class _Gathering:
             return [unpartitioned.grouped(equation, operands[0], operands[1], self.mesh)]
         if equation.primitive.name == "fft":
             return [unpartitioned.transformed(equation, _whole(operands[0]), self.mesh, self.examples, self.features)]
-        return self._summed(equation, operands, list(bind(equation, [_whole(x) for x in operands])))
+        return self.copies.summed(equation, operands, list(bind(equation, [_whole(x) for x in operands])))
 
 
 def gathering(
@@ -247,7 +223,7 @@ def gathering(
         places = zip(kept, lives, used, how, strict=True)
         several = used_severally(closed.jaxpr)
         stored = [Sharded(leaf, where, there, mesh, own, several=several) for leaf, where, there, own in places]
-        told = mesh, reshard_after_forward, examples, casts(closed), in_place, features
+        told = mesh, reshard_after_forward, examples, casts(closed), in_place, features, Copies(mesh)
         rewriting = _Gathering(*told, everywhere=transforms or has_neighbours(closed.jaxpr))
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
@@ -264,17 +240,6 @@ def _is_apart(leaf: Any) -> bool:
     return isinstance(leaf, Apart)
 
 
-def _is_traced(x: Any) -> bool:
-    """Whether it is an array of the trace at hand; a constant has no gradient, and is seen by more than one trace."""
-    return isinstance(x, jax.core.Tracer)
-
-
-def _is_in_parts(parameter: Any) -> bool:
-    """Whether each device of `tensor` multiplies with a part of a parameter, whose results or gradients are summed."""
-    used = parameter.plain if isinstance(parameter, Repeated) else parameter
-    return not isinstance(used, Sharded) or any(TENSOR in axes for axes in as_dims(used.gathered))
-
-
 def _is_spec(leaf: Any) -> bool:
     return isinstance(leaf, PartitionSpec)
 
@@ -283,17 +248,19 @@ def _without_fsdp(spec: PartitionSpec) -> PartitionSpec:
     return as_spec(tuple(tuple(axis for axis in axes if axis != FSDP) for axes in as_dims(spec)))
 
 
-@jax.custom_vjp
-def _copy(x: Any) -> Any:
-    return x
-
-
-_copy.defvjp(lambda x: (x, None), lambda _, gradient: (gradient,))
-
-
 def _whole(x: Any) -> Any:
     return x.array() if isinstance(x, Sharded) else x
 
 
-def _having(x: Any, arrays: Any) -> Any:
-    return x.having(arrays) if isinstance(x, Sharded) else arrays
+def _again(run: Callable[[Sequence[Any]], Sequence[Any]], operands: Sequence[Any]) -> Sequence[Any]:
+    """What comes of operands, for which weights among them are gathered once more in the backward pass."""
+
+    def on_arrays(arrays: Sequence[Any]) -> Sequence[Any]:
+        return run([x.having(own) if _is_weight(x) else own for x, own in zip(operands, arrays, strict=True)])
+
+    results: Sequence[Any] = jax.checkpoint(on_arrays)([x.arrays if _is_weight(x) else x for x in operands])
+    return results
+
+
+def _is_weight(x: Any) -> bool:
+    return isinstance(x, Sharded | Composed)

@@ -74,14 +74,14 @@ def before_loop(params: Any, operands: Sequence[Any], examples: Examples) -> tup
     jaxpr, (count, _) = params["jaxpr"].jaxpr, scan_counts(params)
     given, turns = dict(zip(jaxpr.invars[:count], operands, strict=False)), params["length"]
     tables = {x for x, one in given.items() if _is_looked_up(jaxpr, x, one, turns, examples)}
-    weights = {x: one for x, one in given.items() if _adds_up(one) and x not in tables}
+    weights = {x: one for x, one in given.items() if adds_up(one) and x not in tables}
     if not weights or turns < 2:
         return list(operands), {}
     for equation in jaxpr.eqns:  # cast where they live: it is cheaper to gather in fewer bits
         if equation.primitive.name in VIEWS and variables_of(equation.invars) and equation.invars[0] in weights:
             weights[equation.outvars[0]] = weights[equation.invars[0]].viewed(equation)
     others = dict(zip(jaxpr.constvars, params["jaxpr"].consts, strict=True))
-    others |= {x: one for x, one in given.items() if _is_array(one)}
+    others |= {x: one for x, one in given.items() if is_array(one)}
     made = _made_of(jaxpr, weights, [x for x in others if x not in examples.dims])
     in_others = {variable for equation in made for variable in variables_of(equation.invars)}
     others = {x: one for x, one in others.items() if x in in_others}
@@ -97,15 +97,22 @@ def _is_looked_up(jaxpr: Any, x: Any, weight: Any, turns: int, examples: Example
     return bool(uses) and all(moves_rows(one, [weight, *one.invars[1:]], examples, turns) for one in uses)
 
 
-def _adds_up(weight: Any) -> bool:
-    """Whether it is a weight whose gradient devices add up."""
+def adds_up(weight: Any) -> bool:
+    """Whether it is a weight whose gradient devices add up.
+
+    Args:
+        weight: any operand.
+    """
     if not isinstance(weight, Sharded) or not set(BATCH_AXES) <= set(weight.mesh.shape):
         return False
     return batch_ways(weight.mesh) > 1 and weight.divides and bool(jnp.issubdtype(weight.value.dtype, jnp.floating))
 
 
 def _made_of(jaxpr: Any, weights: Iterable[Any], others: Iterable[Any]) -> list[Any]:
-    """The equations of a loop that compute something of weights, no larger than these, or what such need of others."""
+    """The equations of a loop that compute something of weights, or what such need of others.
+
+    But for what is larger than these, and no product.
+    """
     known, plain, found = set(weights), set(others), []
     shapes = {x.aval.shape for x in known}
     for equation in jaxpr.eqns:
@@ -117,7 +124,8 @@ def _made_of(jaxpr: Any, weights: Iterable[Any], others: Iterable[Any]) -> list[
             plain.update(results)
             found.append(equation)
         elif all(jnp.issubdtype(one.aval.dtype, jnp.floating) for one in results) and (
-            _size(results) <= _size(x for x in variables_of(equation.invars) if x in known)
+            equation.primitive.name == "dot_general"
+            or _size(results) <= _size(x for x in variables_of(equation.invars) if x in known)
             or shapes.issuperset(one.aval.shape for one in results)
         ):
             known.update(results)
@@ -125,7 +133,12 @@ def _made_of(jaxpr: Any, weights: Iterable[Any], others: Iterable[Any]) -> list[
     return _needed(found, known)
 
 
-def _is_array(x: Any) -> bool:
+def is_array(x: Any) -> bool:
+    """Whether an operand is an array, or is traced as one.
+
+    Args:
+        x: any operand.
+    """
     return isinstance(x, jax.Array | np.ndarray)
 
 
@@ -158,15 +171,29 @@ def _repeated(
             known.update(zip(equation.outvars, bind(equation, operands), strict=True))
         return [known[x] for x in variables]
 
-    bases = [replace(one, views=()).array() for one in given]
-    beside = list(others.values())
-    plain = [*given, *from_bases(bases, beside)[len(given) :]]
-    still = jax.lax.stop_gradient(bases)
-    wholes, parts = from_bases(still, jax.lax.stop_gradient(beside)), _parts(given, still, beside, from_bases)
-    return {
-        x: Repeated(own, Summed((whole, part), given[0].mesh))
-        for x, own, whole, part in zip(variables, plain, wholes, parts, strict=True)
-    }
+    found = repeated_of(given, list(others.values()), from_bases)
+    found[: len(given)] = [replace(one, plain=weight) for one, weight in zip(found, given, strict=False)]
+    return dict(zip(variables, found, strict=True))
+
+
+def repeated_of(
+    weights: Sequence[Sharded], others: Sequence[Any], from_bases: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+) -> list[Repeated]:
+    """What is made of weights, whose products give their gradients to these.
+
+    Args:
+        weights: W of them.
+        others: arrays that it is made of besides.
+        from_bases: from the weights as they are gathered, before their views, and the others, to what is made.
+    """
+    bases = [replace(one, views=()).array() for one in weights]
+    still, beside = jax.lax.stop_gradient((bases, list(others)))
+    wholes, parts = from_bases(still, beside), _parts(weights, still, others, from_bases)
+    plain = from_bases(bases, others)
+    return [
+        Repeated(own, Summed((whole, part), weights[0].mesh))
+        for own, whole, part in zip(plain, wholes, parts, strict=True)
+    ]
 
 
 def _of_weights(weights: Iterable[Any], equations: Sequence[Any]) -> list[Any]:
