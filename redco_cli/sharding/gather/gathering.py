@@ -34,7 +34,6 @@ from redco_cli.sharding.gather.sharded import Apart, Sharded
 from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples, find_examples
-from redco_cli.sharding.program.lookups import casts
 from redco_cli.sharding.program.marks import GRADIENT_FIRST
 from redco_cli.sharding.program.rewrite import (
     CONTROL_FLOW,
@@ -46,6 +45,8 @@ from redco_cli.sharding.program.rewrite import (
     rewritten,
     used_severally,
 )
+from redco_cli.sharding.program.rows.first import rows_first
+from redco_cli.sharding.program.rows.lookups import casts
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,9 @@ class _Gathering:
         if equation.primitive.name == "scan" and any(map(self.is_tracked, operands)):
             operands, made = before_loop(equation.params, outside_of_loop(equation.params, operands), self.examples)
             return loop(equation.params, operands, self, made)
-        whole = composed(equation, operands, self.examples)
-        if whole is not None:
-            return [whole]
+        own = composed(equation, operands, self.examples)
+        if own is not None:
+            return [own]
         if any(isinstance(x, Composed) for x in operands):
             return self._on_composed(equation, operands)
         if any(isinstance(x, Unmerged) for x in operands):
@@ -111,6 +112,9 @@ class _Gathering:
         done = done or looked_up_by_all(equation, operands, self.examples)
         if done is not None:
             return done
+        own = composed(equation, operands, self.examples, whole=True)
+        if own is not None:
+            return [own]
         if equation.primitive.name in VIEWS and self.copies.are_shared(operands[0]):
             return [self.copies.viewed(equation, operands[0])]
         operands = unpartitioned.whole_where_cut(equation, operands, self.mesh, self.features)
@@ -126,8 +130,11 @@ class _Gathering:
         def run(operands: Sequence[Any]) -> Sequence[Any]:
             return self.use(equation, [x.repeated if isinstance(x, Composed) else x for x in operands])
 
+        def arrays(operands: Sequence[Any]) -> Sequence[Any]:
+            return [x.array() if self.is_tracked(x) else x for x in run(operands)]
+
         gathers_again = self.reshard_after_forward and equation.primitive.name not in CONTROL_FLOW
-        return _again(run, operands) if gathers_again else run(operands)
+        return _again(arrays, operands) if gathers_again else run(operands)
 
     def _in_a_loop(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
@@ -205,9 +212,9 @@ def gathering(
             return function(params, *others)
         closed, shape = jax.make_jaxpr(function, return_shape=True)(values(params), *others)
         cuts = {number: one.cut for number, one in enumerate(how) if one.cut is not None}
-        closed = in_pieces(closed, cuts) if cuts else closed
         is_weight = [number < len(given) for number in range(len(closed.jaxpr.invars))]
-        closed = made_once(closed, is_weight)
+        closed = rows_first(closed, len(given))
+        closed = made_once(in_pieces(closed, cuts) if cuts else closed, is_weight)
         transforms, features = unpartitioned.has_transforms(closed.jaxpr), unpartitioned.features_of(closed, used)
         sums_parts = mesh.shape.get(DATA, 1) > 1 and repeats(closed.jaxpr, is_weight)
         if as_it_is and not transforms and not sums_parts:

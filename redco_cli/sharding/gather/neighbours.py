@@ -18,8 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from redco_cli.sharding.gather.repeated import batch_ways
 from redco_cli.sharding.plan import TENSOR
 from redco_cli.sharding.program.examples import Examples
-from redco_cli.sharding.program.lookups import neighbours
 from redco_cli.sharding.program.rewrite import bind
+from redco_cli.sharding.program.rows.lookups import neighbours
 
 
 def has_neighbours(jaxpr: Any) -> bool:

@@ -34,8 +34,8 @@ from redco_cli.sharding.gather.in_place import in_place
 from redco_cli.sharding.gather.sharded import SMALL, Sharded, cut, part_spec, scattered
 from redco_cli.sharding.plan import BATCH_AXES, DATA, FSDP, as_dims
 from redco_cli.sharding.program.examples import Examples
-from redco_cli.sharding.program.lookups import lookup
 from redco_cli.sharding.program.rewrite import bind
+from redco_cli.sharding.program.rows.lookups import lookup
 
 
 def moves_rows(equation: Any, operands: Sequence[Any], examples: Examples, turns: int = 1) -> bool:

@@ -32,7 +32,8 @@ the result of the second, [32, 64], whose partial sums the devices would have to
 Start at `reading` (the result and how it is put together), then `walk` (through jaxprs that hold jaxprs), `primitives`,
 `matrices` and `indexing` (one rule for each primitive), `shard_map` (programs that name mesh axes), `events` (what a
 walk notes down), `reference` (kernels that a trace cannot look into), `flops` (what its matrix products take),
-`branches` (how often each is taken), `marks` (what a program says of its own arrays), `rewrite` (the other direction: a
-program run anew, its parameters in another form). Unification itself is in `redco_cli.sharding.axes`. Next room:
+`branches` (how often each is taken), `marks` (what a program says of its own arrays), room `rows` (what is looked up by
+number), `rewrite` (the other direction: a program run anew, its parameters in another form) with `unevaluated` (results
+that wait until they are used). Unification itself is in `redco_cli.sharding.axes`. Next room:
 `decide`.
 """

@@ -24,6 +24,7 @@ class Value(NamedTuple):
         from_batch: it depends on the batch: an activation. Without, it is a weight or a constant.
         path: path of the one parameter that it was made of, seen in another way perhaps; else empty.
         origin: the same, also where no gradient goes back to the parameter.
+        origins: of a weight that is made of several, the paths of all of them.
     """
 
     dims: tuple[Dim, ...]
@@ -31,6 +32,12 @@ class Value(NamedTuple):
     from_batch: bool
     path: str = ""
     origin: str = ""
+    origins: frozenset[str] = frozenset()
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Paths of the parameters that a weight is made of."""
+        return self.origins or frozenset({self.origin} - {""})
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from redco_cli.sharding.axes import Dim, factors, fresh, mark_layer, split, unify
 from redco_cli.sharding.program.events import GRADIENT, LOOKED_UP, NEIGHBOURS, RowLookup, Value, itemsize
-from redco_cli.sharding.program.lookups import neighbours
+from redco_cli.sharding.program.rows.lookups import neighbours
 from redco_cli.sharding.program.walk import Walk, combined, rule, viewed
 
 

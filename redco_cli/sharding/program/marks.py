@@ -72,7 +72,7 @@ def _summed_as(x: Any, y: Any) -> Any:
     return x
 
 
-_SUMMED_AS = _summed_as.__name__
+SUMMED_AS = _summed_as.__name__
 
 
 def gradient_first(weight: Any, x: Any) -> tuple[Any, Any]:
@@ -101,7 +101,7 @@ def usual_branch(equation: Any) -> int | None:
 
 @rule("jit", "pjit")
 def _jit(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    if equation.params["name"] == _SUMMED_AS:
+    if equation.params["name"] == SUMMED_AS:
         summed, like = operands
         walk.moved_as.append((summed.dims, like))
     return call(walk, equation, operands)

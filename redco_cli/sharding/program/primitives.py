@@ -63,7 +63,10 @@ def _shown(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 
 @rule("stop_gradient")
 def _stop_gradient(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    return [Value(x.dims, requires_grad=False, from_batch=x.from_batch, origin=x.origin) for x in operands]
+    return [
+        Value(x.dims, requires_grad=False, from_batch=x.from_batch, origin=x.origin, origins=x.origins)
+        for x in operands
+    ]
 
 
 @rule(
@@ -115,7 +118,7 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         if other.from_batch and not x.from_batch:
             dims = x.dims, tuple(contracted), tuple(free), other.dims, result.dims
             walk.matmuls.append(Matmul(x.origin, *dims, walk.times))
-            walk.uses.append(Use(x.origin, itemsize(aval), walk.recomputes))
+            walk.uses.extend(Use(path, itemsize(aval), walk.recomputes) for path in x.sources)
     for group in groups:
         walk.batched.append(right.dims[group])
         walk.may_need("all-reduce", [right.dims[group]], result, equation.outvars[0].aval, "partial sums of experts")
@@ -254,7 +257,7 @@ def _conv(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         walk.needs_whole([left.dims[i]], left, equation.invars[0].aval, "edges of an image")
     result = combined(operands, dims)
     walk.matmuls.append(Matmul(right.path, right.dims, (right_in,), (right_out,), left.dims, result.dims, walk.times))
-    walk.uses.append(Use(right.origin, itemsize(equation.invars[1].aval), walk.recomputes))
+    walk.uses.extend(Use(path, itemsize(equation.invars[1].aval), walk.recomputes) for path in right.sources)
     if groups == 1:
         unify(left_feature, right_in)
         walk.may_need_sums([right_in], result, aval, "convolution")

@@ -20,7 +20,8 @@ from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.program import indexing, marks, matrices, primitives, shard_map  # noqa: F401  rules register themselves
 from redco_cli.sharding.program.branches import branch_shares
 from redco_cli.sharding.program.events import GRADIENT, Matmul, PossibleCollective, RowLookup, Use, Value
-from redco_cli.sharding.program.lookups import casts
+from redco_cli.sharding.program.rows.first import rows_first
+from redco_cli.sharding.program.rows.lookups import casts
 from redco_cli.sharding.program.walk import Walk, viewed
 
 _Event = TypeVar("_Event", Matmul, RowLookup, Use)
@@ -141,7 +142,8 @@ def read(loss_fn: Callable[..., Any], params: Any, batch: Any, *others: Any) -> 
         others: further arrays, neither trained nor examples. Those that belong to a parameter, as `follow` tells it,
             have its axes: they are to be split as it is.
     """
-    return read_traced(Traced(jax.make_jaxpr(loss_fn)(params, batch, *others), params, batch, others))
+    closed = rows_first(jax.make_jaxpr(loss_fn)(params, batch, *others), len(jax.tree.leaves(params)))
+    return read_traced(Traced(closed, params, batch, others))
 
 
 def parameters_only(params: Any) -> Reading:
@@ -153,7 +155,7 @@ def read_traced(traced: Traced) -> Reading:
     """The logical axes of a program that was traced already."""
     closed, params, batch, others = traced
     leaves, treedef = jax.tree.flatten_with_path(params)
-    paths = ["/".join(_key(key) for key in path) for path, _ in leaves]
+    paths = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
     still = without_gradient(closed.jaxpr)
     walk = Walk(casts(closed), branch_shares(closed), still)
     arguments = [
@@ -294,7 +296,3 @@ def _within_heads(parameters: Sequence[Parameter], heads: set[Axis], compared: s
             if places:  # [kv · group · head_dim]
                 found.update(dim[places[-1] + 1 :])
     return frozenset(found - heads)
-
-
-def _key(key: Any) -> str:
-    return str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))

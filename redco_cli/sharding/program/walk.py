@@ -207,8 +207,9 @@ def combined(operands: Sequence[Value], dims: Sequence[Dim]) -> Value:
     """An array computed from some operands."""
     paths = [x.path for x in operands if x.requires_grad or x.from_batch]
     path = paths[0] if len(paths) == 1 else ""
-    origin = operands[0].origin if len(operands) == 1 else path
-    return Value(tuple(dims), any(x.requires_grad for x in operands), any(x.from_batch for x in operands), path, origin)
+    origin, flows = operands[0].origin if len(operands) == 1 else path, any(x.requires_grad for x in operands)
+    from_batch, origins = any(x.from_batch for x in operands), frozenset().union(*(x.sources for x in operands))
+    return Value(tuple(dims), flows, from_batch, path, origin, frozenset() if from_batch else origins)
 
 
 def viewed(operand: Value, dims: Sequence[Dim]) -> Value:
@@ -242,12 +243,11 @@ def call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
 def _scan(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     params = equation.params
     consts, carried = scan_counts(params)
-    before = operands[consts : consts + carried]
     slices = []
     for x in operands[consts + carried :]:
         mark_layer(x.dims[0])
         slices.append(viewed(x, x.dims[1:]))
-    before = _settled(params["jaxpr"], before, [*operands[:consts]], slices)
+    before = _settled(params["jaxpr"], operands[consts : consts + carried], [*operands[:consts]], slices)
     with walk.repeated(params["length"]):
         results = walk.closed(params["jaxpr"], [*operands[:consts], *before, *slices])
     after = [unify_values(a, b) for a, b in zip(before, results, strict=False)]

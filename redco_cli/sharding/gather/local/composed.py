@@ -15,7 +15,7 @@ Where what it is made of takes more bytes than it does itself, it is not made so
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,53 +28,45 @@ from redco_cli.sharding.gather.repeated import Repeated
 from redco_cli.sharding.gather.sharded import Sharded
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.primitives import ELEMENTWISE
-from redco_cli.sharding.program.rewrite import CONTROL_FLOW, bind
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW
+from redco_cli.sharding.program.unevaluated import Unevaluated
 from redco_cli.sharding.scans import scan_counts
 
 _OF_EACH_ENTRY = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"}
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
+_TAKEN_WHOLE = CONTROL_FLOW | {"fft"}
 _ROOM = 1.5
 """Of the bytes of what is made, how many it may be made of: a weight to add it to, and factors."""
 
 
 @dataclass(frozen=True)
-class Composed:
-    """What an equation makes of weights alone. Nothing is computed until it is used.
+class Composed(Unevaluated):
+    """What an equation makes of weights alone: a `Sharded` each, or of arrays that have to do with no example.
 
     Attributes:
-        equation: of one result.
-        operands: its own: a `Sharded` or `Composed`, or an array that has to do with no example.
         is_layer: its weights are one layer each of those that the equations are of.
     """
 
-    equation: Any
-    operands: tuple[Any, ...]
     is_layer: bool = False
 
     @cached_property
     def leaves(self) -> list[Any]:
         """The weights and arrays that it is made of, each once."""
-        operands = [x for node in self.nodes for x in node.operands if isinstance(x, Sharded | jax.Array)]
-        return list({id(x): x for x in operands}.values())
+        given = [x for node in self.nodes for x in (node.leaves if self._is_layer_of(node) else node.operands)]
+        return list({id(x): x for x in given if isinstance(x, Sharded | jax.Array)}.values())
 
-    @cached_property
-    def nodes(self) -> list[Composed]:
-        """It, and what is composed on the way to it, each once; what is made of others comes before these."""
-        found: dict[int, Composed] = {}
-        pending = [self]
-        while pending:
-            missing = [x for x in pending[-1].operands if isinstance(x, Composed) and id(x) not in found]
-            if missing:
-                pending += missing
-            else:
-                node = pending.pop()
-                found[id(node)] = node
-        return list(found.values())
+    def before(self, node: Composed) -> Sequence[Composed]:
+        """What one of its `nodes` is made of; of a layer, which is made by itself, nothing."""
+        return () if self._is_layer_of(node) else super().before(node)
+
+    def _is_layer_of(self, node: Composed) -> bool:
+        return node.is_layer and node is not self
 
     @property
     def sources(self) -> list[Sharded]:
-        """The weights that it is made of."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, Sharded)]
+        """The weights that it is made of, however each is seen."""
+        weights = [leaf for leaf in self.leaves if isinstance(leaf, Sharded)]
+        return list({id(weight.value): weight for weight in weights}.values())
 
     @property
     def arrays(self) -> list[Any]:
@@ -93,19 +85,23 @@ class Composed:
     @property
     def is_worth_it(self) -> bool:
         """Whether something on the way to it takes about as many bytes as the weights that it is made of, or more."""
-        largest = max(_nbytes(node.equation.outvars[0].aval) for node in self.nodes)
-        return bool(sum(leaf.value.nbytes for leaf in self.sources) <= _ROOM * largest)
+        return bool(sum(leaf.value.nbytes for leaf in self.sources) <= _ROOM * self.largest)
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest array on the way to it."""
+        return max(_nbytes(node.equation.outvars[0].aval) for node in self.nodes)
 
     @cached_property
     def repeated(self) -> Repeated:
         """The array on every device, whose products give their gradients to what it is made of."""
-        sources = self.sources
+        sources, weights = self.sources, [leaf for leaf in self.leaves if isinstance(leaf, Sharded)]
         others = [leaf for leaf in self.leaves if not isinstance(leaf, Sharded)]
 
         def made(bases: Sequence[Any], beside: Sequence[Any]) -> list[Any]:
-            arrays = [one.seen(base) for one, base in zip(sources, bases, strict=True)]
-            known = dict(zip(map(id, [*sources, *others]), [*arrays, *beside], strict=True))
-            return [_value(self, known)]
+            of_value = {id(one.value): base for one, base in zip(sources, bases, strict=True)}
+            seen = {id(one): one.seen(of_value[id(one.value)]) for one in weights}
+            return [_value(self, seen | dict(zip(map(id, others), beside, strict=True)))]
 
         return repeated_of(sources, others, made)[0]
 
@@ -125,35 +121,40 @@ class Composed:
     def layer(self, arrays: Sequence[Any]) -> Composed:
         """One layer of it, made of these."""
         layers = [leaf.layer(own) for leaf, own in zip(self.leaves, arrays, strict=True)]
-        return replace(self._of(layers), is_layer=True)
+        return replace(self._of(layers, _on_one_layer), is_layer=True)
 
-    def _of(self, leaves: Sequence[Any]) -> Composed:
-        """The same made of others."""
+    def _of(self, leaves: Sequence[Any], instead: Callable[[Any], Any] = lambda equation: equation) -> Composed:
+        """The same made of others, by other equations."""
         known = dict(zip(map(id, self.leaves), leaves, strict=True))
         for node in self.nodes:
-            known[id(node)] = replace(node, operands=tuple(known.get(id(x), x) for x in node.operands))
+            if self._is_layer_of(node):
+                known[id(node)] = node._of([known[id(leaf)] for leaf in node.leaves])
+            else:
+                operands = tuple(known.get(id(x), x) for x in node.operands)
+                known[id(node)] = replace(node, equation=instead(node.equation), operands=operands)
         found: Composed = known[id(self)]
         return found
 
 
-def composed(equation: Any, operands: Sequence[Any], examples: Examples) -> Composed | None:
+def composed(equation: Any, operands: Sequence[Any], examples: Examples, *, whole: bool = False) -> Composed | None:
     """What an equation makes of weights, if it is a product of such, or made of one, and large beside them; else None.
 
     Args:
         equation: any.
         operands: its own, of which some may be a `Sharded` or `Composed`.
         examples: where they are in its program.
+        whole: the equation would have to take its weights whole: it need be no product.
     """
     name = equation.primitive.name
-    starts = name == "dot_general" and any(isinstance(x, Sharded) for x in operands)
-    if not starts and not any(isinstance(x, Composed) for x in operands):
-        return None
-    is_plain = not equation.effects and len(equation.outvars) == 1 and not any(core.jaxprs_in_params(equation.params))
-    if not is_plain or name in CONTROL_FLOW:
+    starts = name == "dot_general" or (whole and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands))
+    is_of_weights = any(isinstance(x, Composed) or (starts and isinstance(x, Sharded)) for x in operands)
+    if not is_of_weights or equation.effects or len(equation.outvars) != 1 or name in _TAKEN_WHOLE:
         return None
     if any(not _may_be_part(*pair, examples) for pair in zip(operands, equation.invars, strict=True)):
         return None
     found = Composed(equation, tuple(operands))
+    if name == "broadcast_in_dim" and _nbytes(equation.outvars[0].aval) > _nbytes(equation.invars[0].aval):
+        return None
     return found if all(map(adds_up, found.sources)) and found.is_worth_it else None
 
 
@@ -179,15 +180,11 @@ def _nbytes(aval: Any) -> int:
 
 
 def _value(one: Composed, arrays: Mapping[int, Any]) -> Any:
-    """The array, of arrays in the place of its leaves, by the `id` of these."""
-    known = {key: array[None] for key, array in arrays.items()} if one.is_layer else dict(arrays)
-    for node in one.nodes:
-        if node.is_layer and node is not one:
-            known[id(node)] = _value(node, {id(leaf): known[id(leaf)] for leaf in node.leaves})
-        elif id(node) not in known:
-            operands = [known.get(id(x), x) for x in node.operands]
-            known[id(node)] = bind(_of_one_layer(node.equation) if one.is_layer else node.equation, operands)[0]
-    return known[id(one)][0] if one.is_layer else known[id(one)]
+    """The array, of arrays in the place of its leaves, by the `id` of these; layers of them are stacks of one."""
+    if one.is_layer:
+        return one.evaluated({id(leaf): arrays[id(leaf)][None] for leaf in one.leaves})[0]
+    layers = {id(node): _value(node, arrays) for node in one.nodes if node.is_layer}
+    return one.evaluated({**arrays, **layers})
 
 
 def _is_of_each_layer(node: Composed) -> bool:
@@ -206,7 +203,7 @@ def _is_of_each_layer(node: Composed) -> bool:
     return name in _OF_EACH_ENTRY or name == "reshape" or (name in _REDUCTIONS and 0 not in params["axes"])
 
 
-def _of_one_layer(equation: Any) -> Any:
+def _on_one_layer(equation: Any) -> Any:
     """An equation that `_is_of_each_layer`, on a stack of one."""
     shapes = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
     key = shapes.get(equation.primitive.name)
