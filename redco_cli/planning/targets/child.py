@@ -47,8 +47,8 @@ _NO_TILES, _TRITON = "Couldn't find output tile sizes", "xla_gpu_enable_triton_g
 """Triton's tiles are found by trying them out; without a device XLA takes some that not every number of rows has."""
 _WITHOUT_TRITON = f"{_TRITON}=false: XLA has no tiles for a product of this step without a GPU to try them on"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_READ = 7
-"""Counted up where something else is read of a compiled program: what is kept is read anew then."""
+_READ = {"gpu": 7, "tpu": 8}
+"""Counted up where something else is read of a program compiled for it: what is kept is read anew then."""
 _ADDRESS = re.compile(r'(?<=backend_config = ")\d{9,}(?=")|0x[0-9a-f]{6,}')
 _COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 
@@ -213,7 +213,13 @@ def _key(lowered: str, traced: str, target: Target, request: Request) -> str:
     """
     versions = [_version(name) for name in _COMPILERS]
     asked = json.dumps([request.options, request.cycles], sort_keys=True)
-    parts = [*(_ADDRESS.sub("", text) for text in (lowered, traced)), repr(target), asked, str(versions), str(_READ)]
+    parts = [
+        *(_ADDRESS.sub("", text) for text in (lowered, traced)),
+        repr(target),
+        asked,
+        str(versions),
+        str(_READ[target.chip.platform]),
+    ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

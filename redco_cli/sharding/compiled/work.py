@@ -193,15 +193,20 @@ def _used(module: HloModule, inner: Computation, name: str, whole: int) -> int:
             found += size_in_bytes(user.type)
         elif user.opcode == "dynamic-update-slice" and user.operands[0] == name:
             continue  # written in place
+        elif user.opcode == "fusion" and not user.root and _is_the_same(module, user):
+            found += _used(module, inner, user.name, whole)
         elif user.opcode == "fusion":
             found += sum(_used_by(module, user, at, whole) for at, one in enumerate(user.operands) if one == name)
         elif user.opcode in _SAME and not user.root:
             found += _used(module, inner, user.name, whole)
-        elif user.opcode in _SAME:
-            return whole
         else:
             return whole
     return found
+
+
+def _is_the_same(module: HloModule, fusion: Instruction) -> bool:
+    """Whether a fusion within one only shows it an array in other tiles, as those for tpu7x do of stacks of layers."""
+    return all(one.opcode in (*_SAME, "parameter") for one in module.computations[fusion.called()[0]].values())
 
 
 def _written(module: HloModule, computation: Computation, instruction: Instruction) -> int:

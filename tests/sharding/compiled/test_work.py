@@ -182,6 +182,25 @@ def test_a_part_of_a_stack_counts_as_that_part():
     assert found(STACKED, "read_within").bytes == row + 2 * row + 4
 
 
+IN_TILES = """%tiles (p0: bf16[32,8,128]) -> bf16[32,8,128] {
+  %p0 = bf16[32,8,128]{2,1,0:T(16,128)(2,1)} parameter(0)
+  ROOT %copied = bf16[32,8,128]{2,1,0:T(8,128)(2,1)} copy(%p0)
+}
+
+"""
+
+
+def test_a_stack_that_is_seen_in_other_tiles_is_not_read():
+    """Those for tpu7x show themselves stacks of layers so, before they take one of them."""
+    text = IN_TILES + STACKED.replace(
+        "  %within = f32[8,128]{1,0} fusion(%p0,",
+        "  %tiled = bf16[32,8,128]{2,1,0} fusion(%p0), kind=kLoop, calls=%tiles\n"
+        "  %within = f32[8,128]{1,0} fusion(%tiled,",
+    )
+    assert text.count("calls=%tiles") == 1
+    assert found(text, "read_within") == found(STACKED, "read_within")
+
+
 def test_what_stays_in_the_fast_memory_of_a_tpu_costs_nothing():
     assert found(STACKED, "kept") == Work("memory", 0, "", 8 * 128 * 2)
 
