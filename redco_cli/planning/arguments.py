@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 
+from redco_cli.chips.speeds import CLOCKS
 from redco_cli.chips.target import Target, chip_of
 from redco_cli.console.numbers import format_bytes
 from redco_cli.errors import UsageError
@@ -104,6 +105,9 @@ def check_asked(price: float | None, target: Target | None, *, cycles: bool) -> 
     if cycles and (target is None or target.chip.platform != "tpu"):
         problem = "cycles are what the compiler of a TPU says of a step"
         raise UsageError("--cycles", problem, "add such as --target v5e:2x4; --compile is for all devices")
+    if cycles and target is not None and target.chip.name not in CLOCKS:
+        problem = f"how many cycles a second {target.chip.name} has is not published, so they would be no seconds"
+        raise UsageError("--cycles", problem, f"take --compile, or one of {', '.join(CLOCKS)}")
     if price is not None and not price <= _HIGHEST_PRICE:
         raise UsageError("--price", f"{price:g} is no price of a chip for an hour", "write such as 2.5")
     if target is None and price is not None:

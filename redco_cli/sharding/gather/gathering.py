@@ -24,11 +24,19 @@ from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerial
 from redco_cli.sharding.gather.copies import Copies
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.in_place import InPlace, computed_in_place, done_in_place, taken_apart
-from redco_cli.sharding.gather.local.composed import Composed, composed, outside_of_loop
+from redco_cli.sharding.gather.local.composed import Composed, composed, composes, outside_of_loop
 from redco_cli.sharding.gather.local.loops import before_loop, repeats
 from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
-from redco_cli.sharding.gather.replicas import added_up_first, is_product, is_spread, product, spread, summed_for_all
+from redco_cli.sharding.gather.replicas import (
+    added_up_first,
+    is_product,
+    is_spread,
+    product,
+    shares,
+    spread,
+    summed_for_all,
+)
 from redco_cli.sharding.gather.rows import looked_up, looked_up_by_all, moves_rows
 from redco_cli.sharding.gather.sharded import Apart, Sharded
 from redco_cli.sharding.pieces.rules import in_pieces
@@ -210,14 +218,13 @@ def gathering(
         as_it_is = not moves and not any(map(_is_apart, given))
         if as_it_is and mesh.size == 1:
             return function(params, *others)
-        closed, shape = jax.make_jaxpr(function, return_shape=True)(values(params), *others)
+        traced, shape = jax.make_jaxpr(function, return_shape=True)(values(params), *others)
         cuts = {number: one.cut for number, one in enumerate(how) if one.cut is not None}
-        is_weight = [number < len(given) for number in range(len(closed.jaxpr.invars))]
-        closed = rows_first(closed, len(given))
-        closed = made_once(in_pieces(closed, cuts) if cuts else closed, is_weight)
+        is_weight = [number < len(given) for number in range(len(traced.jaxpr.invars))]
+        first = rows_first(traced, len(given))
+        closed = made_once(in_pieces(first, cuts) if cuts else first, is_weight)
         transforms, features = unpartitioned.has_transforms(closed.jaxpr), unpartitioned.features_of(closed, used)
-        sums_parts = mesh.shape.get(DATA, 1) > 1 and repeats(closed.jaxpr, is_weight)
-        if as_it_is and not transforms and not sums_parts:
+        if as_it_is and not transforms and first is traced and not _adds_up_parts(closed.jaxpr, is_weight, mesh):
             return function(params, *others)
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
@@ -241,6 +248,11 @@ def gathering(
 def values(params: Any) -> Any:
     """A tree of parameters without the `Apart` around some."""
     return jax.tree.map(lambda leaf: leaf.value if _is_apart(leaf) else leaf, params, is_leaf=_is_apart)
+
+
+def _adds_up_parts(jaxpr: Any, is_weight: Sequence[bool], mesh: Mesh) -> bool:
+    """Whether replicas add up gradients of weights that a program uses several times, or in another form."""
+    return mesh.shape.get(DATA, 1) > 1 and any(looks(jaxpr, is_weight) for looks in (repeats, shares, composes))
 
 
 def _is_apart(leaf: Any) -> bool:

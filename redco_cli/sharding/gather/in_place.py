@@ -19,10 +19,10 @@ from jax.sharding import NamedSharding
 
 from redco_cli.sharding.gather.replicas import summed_once
 from redco_cli.sharding.gather.sharded import Sharded, part_spec
-from redco_cli.sharding.plan import Usage, as_dims, as_spec
+from redco_cli.sharding.plan import DATA, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.primitives import ELEMENTWISE
-from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, bind, variables_of
+from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind, variables_of
 from redco_cli.sharding.scans import scan_counts
 
 _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
@@ -89,6 +89,7 @@ def _look(jaxpr: Any, is_weight: Sequence[bool], found: InPlace) -> Collection[A
     """Adds what is found; the variables of which more than sums is used."""
     sources = {x: frozenset({x}) for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
     computed: list[Any] = []
+    casts = set(sources)
     used = Counter(variables_of(jaxpr.outvars))
     for equation in jaxpr.eqns:
         name, variables = equation.primitive.name, variables_of(equation.invars)
@@ -97,6 +98,7 @@ def _look(jaxpr: Any, is_weight: Sequence[bool], found: InPlace) -> Collection[A
         if _is_of_weights(equation, sources, found.examples):
             sources[equation.outvars[0]] = frozenset().union(*(sources[x] for x in variables if x in sources))
             computed.append(equation)
+            casts.update(equation.outvars if name in VIEWS and casts.issuperset(variables) else ())
         elif name in INLINED | REMATERIALISED | {"scan"}:
             used.update(_used_inside(equation, sources, found))
         elif name not in _SUMS:
@@ -116,7 +118,8 @@ def _look(jaxpr: Any, is_weight: Sequence[bool], found: InPlace) -> Collection[A
         before = sum(_bytes(x) for x in group if x in leads)
         if sum(_bytes(x) for x in mine if x in used) <= before:
             found.made.update(x for x in mine if x in leads and x not in group)
-            found.sources.update(group if sum(x in used for x in mine) == 1 else ())
+            are_made = [x not in casts for x in mine if x in used]
+            found.sources.update(group if are_made == [True] else ())
     return leads
 
 
@@ -185,9 +188,11 @@ def _made(equation: Any, operands: Sequence[Any]) -> Sharded | None:
     """What an equation makes of weights that live and are used alike, as another weight; None where they are not."""
     weights = [x for x in operands if isinstance(x, Sharded)]
     places = {(x.spec, x.gathered, x.usage) for x in weights}
-    if len(places) != 1 or any(x.is_apart or x.views or not x.divides or x.spec == x.gathered for x in weights):
+    if len(places) != 1 or any(x.is_apart or x.views or not x.divides for x in weights):
         return None
     first, ndim = weights[0], weights[0].value.ndim
+    if first.spec == first.gathered and first.mesh.shape.get(DATA, 1) == 1:
+        return None
     lives, used = (list(as_dims(spec, ndim)) for spec in (first.spec, first.gathered))
     if equation.primitive.name in ("concatenate", "stack"):
         if first.usage != Usage():

@@ -88,6 +88,18 @@ def summed_for_all(weight: Any, spec: PartitionSpec, mesh: Mesh, jaxpr: Any, x: 
     return summed_once(weight, spec, mesh, min(found, key=lambda one: one.itemsize)) if len(found) > 1 else weight
 
 
+def shares(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
+    """Whether a program uses one of its weights in several places, and it is no small one.
+
+    Args:
+        jaxpr: the program.
+        is_weight: for each of its inputs.
+    """
+    weights = [x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes]
+    large = [x for x in weights if x.aval.size * x.aval.dtype.itemsize >= SMALL]
+    return any(len(list(itertools.islice(uses(jaxpr, x), 2))) > 1 for x in large)
+
+
 def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Any:
     """A weight that is used in several places, likewise; a small one, or one without replicas, as it is.
 
@@ -130,6 +142,9 @@ def uses(jaxpr: Any, x: Any) -> Iterator[Any]:
             elif name in INLINED | REMATERIALISED:
                 (inner,) = core.jaxprs_in_params(equation.params)
                 yield from uses(inner, inner.invars[place])
+            elif name == "scan":
+                (inner,) = core.jaxprs_in_params(equation.params)
+                yield min(uses(inner, inner.invars[place]), key=lambda one: one.itemsize, default=x.aval.dtype)
             else:
                 yield x.aval.dtype
 

@@ -138,6 +138,8 @@ def test_cycles_are_those_of_a_tpu_that_is_compiled_for():
     for target in ("h100:4", None):
         with pytest.raises(UsageError, match="--cycles: cycles are what the compiler of a TPU says"):
             inspect(json.dumps(LLAMA), batch_size=8, seq_length=16, target=target, compile_it="cycles")
+    with pytest.raises(UsageError, match="--cycles: how many cycles a second tpu7x has is not published"):
+        inspect(json.dumps(LLAMA), batch_size=8, seq_length=16, target="tpu7x:2x2x1", compile_it="cycles")
 
 
 @pytest.mark.slow

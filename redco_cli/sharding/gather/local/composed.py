@@ -25,16 +25,17 @@ from jax.extend import core
 
 from redco_cli.sharding.gather.local.loops import adds_up, is_array, repeated_of
 from redco_cli.sharding.gather.repeated import Repeated
-from redco_cli.sharding.gather.sharded import Sharded
+from redco_cli.sharding.gather.sharded import SMALL, Sharded
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.primitives import ELEMENTWISE
-from redco_cli.sharding.program.rewrite import CONTROL_FLOW
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW, INLINED, REMATERIALISED, VIEWS, variables_of
 from redco_cli.sharding.program.unevaluated import Unevaluated
 from redco_cli.sharding.scans import scan_counts
 
 _OF_EACH_ENTRY = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"}
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 _TAKEN_WHOLE = CONTROL_FLOW | {"fft"}
+_ENTERED = INLINED | REMATERIALISED | {"scan"}
 _ROOM = 1.5
 """Of the bytes of what is made, how many it may be made of: a weight to add it to, and factors."""
 
@@ -146,8 +147,9 @@ def composed(equation: Any, operands: Sequence[Any], examples: Examples, *, whol
         whole: the equation would have to take its weights whole: it need be no product.
     """
     name = equation.primitive.name
-    starts = name == "dot_general" or (whole and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands))
-    is_of_weights = any(isinstance(x, Composed) or (starts and isinstance(x, Sharded)) for x in operands)
+    weights = [x for x in operands if isinstance(x, Sharded)]
+    starts = name == "dot_general" or (whole and any(x.is_apart or x.spec != x.gathered for x in weights))
+    is_of_weights = (starts and weights) or any(isinstance(x, Composed) for x in operands)
     if not is_of_weights or equation.effects or len(equation.outvars) != 1 or name in _TAKEN_WHOLE:
         return None
     if any(not _may_be_part(*pair, examples) for pair in zip(operands, equation.invars, strict=True)):
@@ -156,6 +158,29 @@ def composed(equation: Any, operands: Sequence[Any], examples: Examples, *, whol
     if name == "broadcast_in_dim" and _nbytes(equation.outvars[0].aval) > _nbytes(equation.invars[0].aval):
         return None
     return found if all(map(adds_up, found.sources)) and found.is_worth_it else None
+
+
+def composes(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
+    """Whether a program makes something of weights alone that is no small one of them in another form.
+
+    Args:
+        jaxpr: the program.
+        is_weight: for each of its inputs.
+    """
+    weights = {x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
+    for equation in jaxpr.eqns:
+        name, given = equation.primitive.name, [x in weights for x in variables_of(equation.invars)]
+        if not any(given):
+            continue
+        inner = list(core.jaxprs_in_params(equation.params)) if name in _ENTERED else []
+        of_each = [not isinstance(x, core.Literal) and x in weights for x in equation.invars]
+        if any(composes(one, of_each) for one in inner):
+            return True
+        if all(given) and not inner:
+            weights.update(equation.outvars)
+            if name not in VIEWS and any(_nbytes(x.aval) >= SMALL for x in equation.outvars):
+                return True
+    return False
 
 
 def outside_of_loop(params: Any, operands: Sequence[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from tests.sharding.beside import CUBE, MESH, approximately, draw, in_parts, moved, on_mesh, slowly
 
 WIDTH, WIDE, RANK = 16, 64, 4
+DATA = {"data": 8, "fsdp": 1, "tensor": 1}
 FSDP = {"data": 1, "fsdp": 8, "tensor": 1}
 WEIGHTS = {
     "up": draw(WIDTH, WIDE),
@@ -105,10 +106,12 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-@pytest.mark.parametrize("mesh", [MESH, *slowly(CUBE, FSDP)], ids=["fsdp and tensor", "cube", "fsdp"])
+@pytest.mark.parametrize("mesh", [MESH, *slowly(CUBE, FSDP, DATA)], ids=["fsdp and tensor", "cube", "fsdp", "data"])
 @pytest.mark.parametrize("again", [False, *slowly(True)], ids=["", "again"])
 def test_numbers_are_those_of_one_device(name, mesh, again):
-    how = {"specs": SPECS, "gathered": USED, "mesh": mesh, "reshard_after_forward": again}
+    whole = dict.fromkeys(SPECS, P())
+    places = (whole, whole) if mesh == DATA else (SPECS, USED)
+    how = {"specs": places[0], "gathered": places[1], "mesh": mesh, "reshard_after_forward": again}
     approximately(*on_mesh(LOSSES[name], WEIGHTS, X, **how), 3e-2 if name == "in bfloat16" else 1e-5)
 
 
