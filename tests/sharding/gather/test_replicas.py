@@ -12,7 +12,8 @@ from tests.sharding.trial import attempt
 ROWS, WIDTH, WIDE = 2048, 128, 2048
 PARAMS = {"table": draw(ROWS, WIDTH), "up": draw(WIDTH, WIDE, seed=1) / 9, "down": draw(WIDE, WIDTH, seed=2) / 9}
 NEW = {"new": draw(64, WIDTH, seed=3)}
-BATCH = {key: np.random.default_rng(4).integers(0, ROWS, (16, 8)).astype(np.int32) for key in ("ids", "next")}
+IDS = np.random.default_rng(4).integers(0, ROWS, (16, 9)).astype(np.int32)
+BATCH = {"ids": IDS[:, :-1], "next": IDS[:, 1:]}
 DATA = {"data": 8}
 MESHES = [DATA, *slowly({"data": 2, "fsdp": 4}, {"data": 2, "fsdp": 2, "tensor": 2})]
 
