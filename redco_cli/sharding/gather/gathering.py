@@ -30,12 +30,13 @@ from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours,
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
 from redco_cli.sharding.gather.replicas import (
     added_up_first,
+    are_shared,
     is_product,
     is_spread,
     product,
-    shares,
     spread,
     summed_for_all,
+    uses,
 )
 from redco_cli.sharding.gather.rows import looked_up, looked_up_by_all, moves_rows
 from redco_cli.sharding.gather.sharded import Apart, Sharded
@@ -224,21 +225,23 @@ def gathering(
         first = rows_first(traced, len(given))
         closed = made_once(in_pieces(first, cuts) if cuts else first, is_weight)
         transforms, features = unpartitioned.has_transforms(closed.jaxpr), unpartitioned.features_of(closed, used)
-        if as_it_is and not transforms and first is traced and not _adds_up_parts(closed.jaxpr, is_weight, mesh):
+        jaxpr, has_replicas = closed.jaxpr, mesh.shape.get(DATA, 1) > 1
+        used_as = uses(jaxpr, is_weight) if has_replicas else {}
+        adds_up = are_shared(used_as) or (has_replicas and any(look(jaxpr, is_weight) for look in (repeats, composes)))
+        if as_it_is and not transforms and first is traced and not adds_up:
             return function(params, *others)
         is_of_batch = [number == 0 for number, other in enumerate(others) for _ in jax.tree.leaves(other)]
         examples = find_examples(closed, [False] * len(given) + is_of_batch)
-        in_place = computed_in_place(closed.jaxpr, is_weight, examples)
-        again = [x not in in_place.sources for x in closed.jaxpr.invars]
+        in_place = computed_in_place(jaxpr, is_weight, examples)
         kept = [
-            summed_for_all(leaf, where, mesh, closed.jaxpr, x) if yes else leaf
-            for leaf, where, x, yes in zip(given, lives, closed.jaxpr.invars, again, strict=False)
+            leaf if x in in_place.sources else summed_for_all(leaf, where, mesh, used_as.get(x, ()))
+            for leaf, where, x in zip(given, lives, jaxpr.invars, strict=False)
         ]
         places = zip(kept, lives, used, how, strict=True)
-        several = used_severally(closed.jaxpr)
+        several = used_severally(jaxpr)
         stored = [Sharded(leaf, where, there, mesh, own, several=several) for leaf, where, there, own in places]
         told = mesh, reshard_after_forward, examples, casts(closed), in_place, features, Copies(mesh)
-        rewriting = _Gathering(*told, everywhere=transforms or has_neighbours(closed.jaxpr))
+        rewriting = _Gathering(*told, everywhere=transforms or has_neighbours(jaxpr))
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
@@ -248,11 +251,6 @@ def gathering(
 def values(params: Any) -> Any:
     """A tree of parameters without the `Apart` around some."""
     return jax.tree.map(lambda leaf: leaf.value if _is_apart(leaf) else leaf, params, is_leaf=_is_apart)
-
-
-def _adds_up_parts(jaxpr: Any, is_weight: Sequence[bool], mesh: Mesh) -> bool:
-    """Whether replicas add up gradients of weights that a program uses several times, or in another form."""
-    return mesh.shape.get(DATA, 1) > 1 and any(looks(jaxpr, is_weight) for looks in (repeats, shares, composes))
 
 
 def _is_apart(leaf: Any) -> bool:

@@ -18,7 +18,8 @@ examples.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,30 +75,18 @@ def add_up(parts: Any, places: Any) -> Any:
     return jax.tree.map(lambda leaf, place: jax.lax.with_sharding_constraint(leaf.sum(-1), place), parts, places)
 
 
-def summed_for_all(weight: Any, spec: PartitionSpec, mesh: Mesh, jaxpr: Any, x: Any) -> Any:
+def summed_for_all(weight: Any, spec: PartitionSpec, mesh: Mesh, used: Sequence[Any]) -> Any:
     """A weight; one that is used in several places so that replicas add up the parts of its gradient once for all.
 
     Args:
         weight: the array, or an `Apart`.
         spec: the mesh axes of its dims.
         mesh: the devices.
-        jaxpr: the program.
-        x: the weight's variable there.
+        used: see `uses`.
     """
-    found = list(uses(jaxpr, x)) if mesh.shape.get(DATA, 1) > 1 and not isinstance(weight, Apart) else []
-    return summed_once(weight, spec, mesh, min(found, key=lambda one: one.itemsize)) if len(found) > 1 else weight
-
-
-def shares(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
-    """Whether a program uses one of its weights in several places, and it is no small one.
-
-    Args:
-        jaxpr: the program.
-        is_weight: for each of its inputs.
-    """
-    weights = [x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes]
-    large = [x for x in weights if x.aval.size * x.aval.dtype.itemsize >= SMALL]
-    return any(len(list(itertools.islice(uses(jaxpr, x), 2))) > 1 for x in large)
+    if len(used) < 2 or isinstance(weight, Apart):
+        return weight
+    return summed_once(weight, spec, mesh, min(used, key=lambda one: one.itemsize))
 
 
 def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Any:
@@ -127,26 +116,43 @@ def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Any
     return apart(weight)
 
 
-def uses(jaxpr: Any, x: Any) -> Iterator[Any]:
-    """The types in which a program uses an array, once for each place, seen in another way perhaps; a loop is one.
+def are_shared(used: Mapping[Any, Sequence[Any]]) -> bool:
+    """Whether one of some weights is used in several places, and is no small one.
+
+    Args:
+        used: see `uses`.
+    """
+    return any(len(types) > 1 and x.aval.size * x.aval.dtype.itemsize >= SMALL for x, types in used.items())
+
+
+def uses(jaxpr: Any, is_weight: Sequence[bool]) -> dict[Any, list[Any]]:
+    """The types in which a program uses its weights, once for each place, seen in another way perhaps; a loop is one.
 
     Args:
         jaxpr: the program.
-        x: one of its variables.
+        is_weight: for each of its inputs.
     """
+    found: dict[Any, list[Any]] = defaultdict(list)
+    known = {x: x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
     for equation in jaxpr.eqns:
         name = equation.primitive.name
-        for place in (place for place, atom in enumerate(equation.invars) if atom is x):
-            if name in VIEWS:
-                yield from uses(jaxpr, equation.outvars[0])
-            elif name in INLINED | REMATERIALISED:
-                (inner,) = core.jaxprs_in_params(equation.params)
-                yield from uses(inner, inner.invars[place])
-            elif name == "scan":
-                (inner,) = core.jaxprs_in_params(equation.params)
-                yield min(uses(inner, inner.invars[place]), key=lambda one: one.itemsize, default=x.aval.dtype)
-            else:
-                yield x.aval.dtype
+        read = {place: x for place, x in enumerate(equation.invars) if not isinstance(x, core.Literal) and x in known}
+        if not read:
+            continue
+        if name in VIEWS:
+            known[equation.outvars[0]] = known[equation.invars[0]]
+        elif name in INLINED | REMATERIALISED | {"scan"}:
+            (inner,) = core.jaxprs_in_params(equation.params)
+            within = uses(inner, [place in read for place in range(len(inner.invars))])
+            for place, x in read.items():
+                types = within.get(inner.invars[place], [])
+                if name == "scan":
+                    types = [min(types, key=lambda one: one.itemsize, default=x.aval.dtype)]
+                found[known[x]] += types
+        else:
+            for x in read.values():
+                found[known[x]].append(x.aval.dtype)
+    return found
 
 
 def is_spread(equation: Any, operands: Sequence[Any]) -> bool:
