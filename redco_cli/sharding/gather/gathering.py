@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -129,9 +130,7 @@ class _Gathering:
         operands = unpartitioned.whole_where_cut(equation, operands, self.mesh, self.features)
         operands = self.copies.as_products_see(equation, operands)
         moves = self.reshard_after_forward and any(isinstance(x, Sharded) and x.spec != x.gathered for x in operands)
-        return (
-            _again(lambda own: self._on_whole(equation, own), operands) if moves else self._on_whole(equation, operands)
-        )
+        return _again(partial(self._on_whole, equation), operands) if moves else self._on_whole(equation, operands)
 
     def _on_composed(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         """An equation on weights that are made of others: each device makes them for it."""

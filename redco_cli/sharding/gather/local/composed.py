@@ -42,7 +42,7 @@ _ROOM = 1.5
 
 @dataclass(frozen=True)
 class Composed(Unevaluated):
-    """What an equation makes of weights alone: a `Sharded` each, or of arrays that have to do with no example.
+    """What an equation makes of weights alone, each a `Sharded`, and perhaps of arrays that have to do with no example.
 
     Attributes:
         is_layer: its weights are one layer each of those that the equations are of.
@@ -231,7 +231,5 @@ def _is_of_each_layer(node: Composed) -> bool:
 def _on_one_layer(equation: Any) -> Any:
     """An equation that `_is_of_each_layer`, on a stack of one."""
     shapes = {"broadcast_in_dim": "shape", "reshape": "new_sizes"}
-    key = shapes.get(equation.primitive.name)
-    return (
-        equation if key is None else equation.replace(params={**equation.params, key: (1, *equation.params[key][1:])})
-    )
+    key, params = shapes.get(equation.primitive.name), equation.params
+    return equation if key is None else equation.replace(params={**params, key: (1, *params[key][1:])})
