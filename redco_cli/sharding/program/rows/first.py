@@ -76,7 +76,17 @@ def rows_first(closed: Any, weights: int) -> Any:
     def run(*arguments: Any) -> list[Any]:
         return rewritten(closed, [*map(Weight, arguments[:weights]), *arguments[weights:]], _RowsFirst())
 
-    return jax.make_jaxpr(run)(*closed.in_avals)
+    return _without_what_nobody_reads(jax.make_jaxpr(run)(*closed.in_avals))
+
+
+def _without_what_nobody_reads(closed: Any) -> Any:
+    """A program without rows that were looked up in vain."""
+    wanted, kept = set(variables_of(closed.jaxpr.outvars)), []
+    for equation in reversed(closed.jaxpr.eqns):
+        if equation.effects or not wanted.isdisjoint(equation.outvars):
+            wanted.update(variables_of(equation.invars))
+            kept.append(equation)
+    return closed.replace(jaxpr=closed.jaxpr.replace(eqns=kept[::-1]))
 
 
 _WEIGHT, _MADE, _OTHER = range(3)
@@ -115,6 +125,8 @@ def _looks_up(equation: Any) -> bool:
 def _looked_up(equation: Any, table: Table, ids: Any) -> Any | None:
     """The rows that an equation looks up in what is made of weights; None where that is not made row by row."""
     numbers, mode = equation.params["dimension_numbers"], GatherScatterMode.from_any(equation.params["mode"])
+    if not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
+        return None
     places, count = value_of(ids)[..., 0], table.shape[0]
     is_within = mode == GatherScatterMode.PROMISE_IN_BOUNDS
     rows = rows_of(table, (places if is_within else jnp.clip(places, 0, count - 1),), {})

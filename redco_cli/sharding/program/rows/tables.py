@@ -184,7 +184,7 @@ def _joined(table: Table, places: tuple[Any, ...], known: dict[Any, Any]) -> Any
     if count != 1:
         return None
     start, found = 0, None
-    for x in table.operands:
+    for x in (part for part in table.operands if part.shape[0]):
         rows = rows_of(x, (jnp.clip(places[0] - start, 0, x.shape[0] - 1),), known)
         if rows is None:
             return None

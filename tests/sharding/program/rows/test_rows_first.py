@@ -29,6 +29,7 @@ def joined(p):
 
 MADE = {
     "joined": joined,
+    "joined with none": lambda p: jnp.concatenate([p["table"], p["new"][:0], p["new"]]),
     "joined side by side": lambda p: jnp.concatenate([p["table"], p["left"]], 1),
     "scaled": lambda p: p["table"] * p["scale"] * p["number"],
     "normed": lambda p: p["table"] / jnp.linalg.norm(p["table"], axis=-1, keepdims=True),
@@ -94,6 +95,24 @@ def test_no_more_rows_are_made_than_are_looked_up(made):
 def test_a_table_that_is_not_made_is_left_alone():
     closed = jax.make_jaxpr(lambda table, ids: table.astype(jnp.bfloat16)[ids])(WEIGHTS["table"], IDS)
     assert rows_first(closed, 1) is closed
+
+
+def test_what_is_looked_up_in_vain_is_left_out():
+    """A table that is followed only in part."""
+
+    def loss(p, ids):
+        return jnp.concatenate([p["table"], jnp.sort(p["table"], 1) + p["left"][:, :1].T[:, :1]])[ids].sum()
+
+    run, first = on_weights(loss, IDS % ROWS)
+    read = {x for one in first.eqns for x in one.invars if not isinstance(x, core.Literal)} | {*first.jaxpr.outvars}
+    assert all(read.intersection(one.outvars) for one in first.eqns)
+    approximately(jax.value_and_grad(run)(WEIGHTS), jax.value_and_grad(loss)(WEIGHTS, IDS % ROWS), 1e-5)
+
+
+def test_numbers_of_another_kind_are_looked_up_as_they_are():
+    closed = jax.make_jaxpr(lambda table, ids: jnp.take(table * 2, ids, axis=0))(np.arange(12).reshape(6, 2), IDS)
+    found, right = (core.jaxpr_as_fun(one)(np.arange(12).reshape(6, 2), IDS) for one in (rows_first(closed, 1), closed))
+    np.testing.assert_array_equal(found, right)
 
 
 def test_what_is_used_besides_is_made_once():
