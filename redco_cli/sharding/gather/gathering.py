@@ -27,18 +27,10 @@ from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unm
 from redco_cli.sharding.gather.in_place import InPlace, computed_in_place, done_in_place, taken_apart
 from redco_cli.sharding.gather.local.composed import Composed, composed, composes, outside_of_loop
 from redco_cli.sharding.gather.local.loops import before_loop, repeats
+from redco_cli.sharding.gather.local.shared import are_shared, summed_for_all, uses
 from redco_cli.sharding.gather.neighbours import are_neighbours, has_neighbours, of_neighbours
 from redco_cli.sharding.gather.repeated import Repeated, is_of_each_example, is_view, of_each_example
-from redco_cli.sharding.gather.replicas import (
-    added_up_first,
-    are_shared,
-    is_product,
-    is_spread,
-    product,
-    spread,
-    summed_for_all,
-    uses,
-)
+from redco_cli.sharding.gather.replicas import added_up_first, is_product, is_spread, product, spread
 from redco_cli.sharding.gather.rows import looked_up, looked_up_by_all, moves_rows
 from redco_cli.sharding.gather.sharded import Apart, Sharded
 from redco_cli.sharding.pieces.rules import in_pieces
@@ -86,7 +78,7 @@ class _Gathering:
 
     def is_tracked(self, operand: Any) -> bool:
         """Whether it is a parameter in shards."""
-        return isinstance(operand, Sharded | Repeated | Unmerged | Composed)
+        return _is_weight(operand)
 
     def use(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
         """An equation on whole parameters; a name is none."""
@@ -225,7 +217,8 @@ def gathering(
         closed = made_once(in_pieces(first, cuts) if cuts else first, is_weight)
         transforms, features = unpartitioned.has_transforms(closed.jaxpr), unpartitioned.features_of(closed, used)
         jaxpr, has_replicas = closed.jaxpr, mesh.shape.get(DATA, 1) > 1
-        used_as = uses(jaxpr, is_weight) if has_replicas else {}
+        narrow = casts(closed)
+        used_as = uses(jaxpr, is_weight, narrow) if has_replicas else {}
         adds_up = are_shared(used_as) or (has_replicas and any(look(jaxpr, is_weight) for look in (repeats, composes)))
         if as_it_is and not transforms and first is traced and not adds_up:
             return function(params, *others)
@@ -239,7 +232,7 @@ def gathering(
         places = zip(kept, lives, used, how, strict=True)
         several = used_severally(jaxpr)
         stored = [Sharded(leaf, where, there, mesh, own, several=several) for leaf, where, there, own in places]
-        told = mesh, reshard_after_forward, examples, casts(closed), in_place, features, Copies(mesh)
+        told = mesh, reshard_after_forward, examples, narrow, in_place, features, Copies(mesh)
         rewriting = _Gathering(*told, everywhere=transforms or has_neighbours(jaxpr))
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
@@ -279,4 +272,4 @@ def _again(run: Callable[[Sequence[Any]], Sequence[Any]], operands: Sequence[Any
 
 
 def _is_weight(x: Any) -> bool:
-    return isinstance(x, Sharded | Composed)
+    return isinstance(x, Sharded | Repeated | Unmerged | Composed)

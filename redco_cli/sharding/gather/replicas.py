@@ -18,15 +18,13 @@ examples.
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from redco_cli.sharding.batch_shards import OF_EACH_SHARD
@@ -34,7 +32,7 @@ from redco_cli.sharding.gather.repeated import Summed, batch_ways
 from redco_cli.sharding.gather.sharded import SMALL, Apart, Sharded, cut, part_spec
 from redco_cli.sharding.plan import BATCH_AXES, DATA, as_dims
 from redco_cli.sharding.program.examples import Examples
-from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind
+from redco_cli.sharding.program.rewrite import bind
 
 
 def has_replicas(places: Any) -> bool:
@@ -75,20 +73,6 @@ def add_up(parts: Any, places: Any) -> Any:
     return jax.tree.map(lambda leaf, place: jax.lax.with_sharding_constraint(leaf.sum(-1), place), parts, places)
 
 
-def summed_for_all(weight: Any, spec: PartitionSpec, mesh: Mesh, used: Sequence[Any]) -> Any:
-    """A weight; one that is used in several places so that replicas add up the parts of its gradient once for all.
-
-    Args:
-        weight: the array, or an `Apart`.
-        spec: the mesh axes of its dims.
-        mesh: the devices.
-        used: see `uses`.
-    """
-    if len(used) < 2 or isinstance(weight, Apart):
-        return weight
-    return summed_once(weight, spec, mesh, min(used, key=lambda one: one.itemsize))
-
-
 def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Any:
     """A weight that is used in several places, likewise; a small one, or one without replicas, as it is.
 
@@ -98,8 +82,8 @@ def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Any
         mesh: the devices.
         dtype: in which the sum over replicas is moved.
     """
-    if mesh.shape.get(DATA, 1) == 1 or weight.nbytes < SMALL or not _is_inexact(weight):
-        return weight
+    if mesh.shape.get(DATA, 1) == 1 or weight.nbytes < SMALL or not jnp.issubdtype(weight.dtype, jnp.floating):
+        return weight  # of complex ones XLA ends the process (jax 0.10.2, CPU)
     lives = part_spec(spec, weight.ndim)
 
     def value(weight: Any) -> Apart:
@@ -114,45 +98,6 @@ def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Any
     apart = jax.custom_vjp(value)
     apart.defvjp(lambda weight: (value(weight), None), backward)
     return apart(weight)
-
-
-def are_shared(used: Mapping[Any, Sequence[Any]]) -> bool:
-    """Whether one of some weights is used in several places, and is no small one.
-
-    Args:
-        used: see `uses`.
-    """
-    return any(len(types) > 1 and x.aval.size * x.aval.dtype.itemsize >= SMALL for x, types in used.items())
-
-
-def uses(jaxpr: Any, is_weight: Sequence[bool]) -> dict[Any, list[Any]]:
-    """The types in which a program uses its weights, once for each place, seen in another way perhaps; a loop is one.
-
-    Args:
-        jaxpr: the program.
-        is_weight: for each of its inputs.
-    """
-    found: dict[Any, list[Any]] = defaultdict(list)
-    known = {x: x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        read = {place: x for place, x in enumerate(equation.invars) if not isinstance(x, core.Literal) and x in known}
-        if not read:
-            continue
-        if name in VIEWS:
-            known[equation.outvars[0]] = known[equation.invars[0]]
-        elif name in INLINED | REMATERIALISED | {"scan"}:
-            (inner,) = core.jaxprs_in_params(equation.params)
-            within = uses(inner, [place in read for place in range(len(inner.invars))])
-            for place, x in read.items():
-                types = within.get(inner.invars[place], [])
-                if name == "scan":
-                    types = [min(types, key=lambda one: one.itemsize, default=x.aval.dtype)]
-                found[known[x]] += types
-        else:
-            for x in read.values():
-                found[known[x]].append(x.aval.dtype)
-    return found
 
 
 def is_spread(equation: Any, operands: Sequence[Any]) -> bool:

@@ -72,3 +72,21 @@ def test_numbers_are_those_of_one_device_and_gradients_move_once(name, mesh):
     if mesh == DATA:
         once = sum(leaf.nbytes for leaf in params.values()) * 2 * 7 / 8
         assert sum(one.sent for one in found.moved) < 1.03 * once
+
+
+def beside_integers(params, batch):
+    chosen = jnp.where(params["up"].astype(jnp.int8) == 0, 1.0, 2.0)
+    x = params["table"][batch["ids"]]
+    return jnp.square(x @ chosen + x @ params["up"]).mean()
+
+
+def beside_narrow(params, batch):
+    x = params["table"][batch["ids"]]
+    few = (jnp.bfloat16(x) @ params["up"].astype(jnp.bfloat16)).astype(jnp.float32)
+    return jnp.square(1e-3 * few + x @ params["up"]).mean()
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("loss", [beside_integers, beside_narrow])
+def test_a_sum_over_replicas_is_as_wide_as_the_widest_product(loss, mesh):
+    assert attempt(loss, PARAMS, BATCH, derive(loss, PARAMS, BATCH, mesh)).worst < 3e-5

@@ -117,6 +117,8 @@ class Composed(Unevaluated):
             isinstance(leaf, Sharded) and leaf.stacked() is leaf and leaf.value.shape[:1] == layers
             for leaf in self.leaves
         )
+        others = (x for node in self.nodes for x in node.operands if not isinstance(x, Sharded | Composed))
+        are_stacks = are_stacks and not any(getattr(x, "ndim", 0) for x in others)
         return self if are_stacks and all(map(_is_of_each_layer, self.nodes)) else self.array()
 
     def layer(self, arrays: Sequence[Any]) -> Composed:

@@ -24,6 +24,9 @@ from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, bind, re
 from redco_cli.sharding.program.rows.lookups import lookup
 from redco_cli.sharding.program.rows.tables import AS_THEY_ARE, Followed, Table, Weight, is_followed, rows_of, value_of
 
+_TURNS = 8
+"""How often each row may be made where that takes more than a lookup: devices share what is looked up."""
+
 
 @dataclass(frozen=True)
 class _RowsFirst:
@@ -128,6 +131,8 @@ def _looked_up(equation: Any, table: Table, ids: Any) -> Any | None:
     if not jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.inexact):
         return None
     places, count = value_of(ids)[..., 0], table.shape[0]
+    if table.costs and places.size > _TURNS * count:
+        return None
     is_within = mode == GatherScatterMode.PROMISE_IN_BOUNDS
     rows = rows_of(table, (places if is_within else jnp.clip(places, 0, count - 1),), {})
     if rows is None:

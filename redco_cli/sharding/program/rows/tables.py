@@ -7,6 +7,7 @@ entry, or within a row, is computed of the rows; others are not followed.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -84,6 +85,11 @@ class Table(Unevaluated, Followed):
         leaves = [x for node in self.nodes for x in node.operands if isinstance(x, Weight)]
         return self.evaluated({id(x): x.value for x in leaves})
 
+    @property
+    def costs(self) -> bool:
+        """Whether a row of it takes more than to look up what it is made of."""
+        return any(node.equation.primitive.name in _REDUCTIONS | {"dot_general"} for node in self.nodes)
+
     @cached_property
     def is_made(self) -> bool:
         """Whether it is made of weights, and more than one in some precision."""
@@ -112,7 +118,7 @@ def rows_of(x: Any, places: tuple[Any, ...], known: dict[Any, Any]) -> Any | Non
         if isinstance(x, Table) and x.is_made:
             found = _rows_of_made(x, places, known)
         else:
-            found = value_of(x).at[places].get(mode="clip", wrap_negative_indices=False)
+            found = jnp.asarray(value_of(x)).at[places].get(mode="clip", wrap_negative_indices=False)
         known[key] = found, x, places  # kept, as they are known by `id`
     return known[key][0]
 
@@ -133,7 +139,7 @@ def _rows_or_number(x: Any, table: Table, places: tuple[Any, ...], known: dict[A
     if shape[:count] == table.shape[:count]:
         return rows_of(x, places, known)
     is_repeated = all(size == 1 for size in shape[:count])
-    return value_of(x).reshape((1,) * places[0].ndim + shape[count:]) if is_repeated else None
+    return jnp.reshape(value_of(x), (1,) * places[0].ndim + shape[count:]) if is_repeated else None
 
 
 def _reduced(table: Table, places: tuple[Any, ...], known: dict[Any, Any]) -> Any | None:
@@ -168,8 +174,9 @@ def _reshaped(table: Table, places: tuple[Any, ...], known: dict[Any, Any]) -> A
     if leading is None:
         return None
     if shape[:leading] != table.shape[:count]:
-        flat = jnp.ravel_multi_index(places, table.shape[:count], mode="clip")
-        places = jnp.unravel_index(flat, shape[:leading])
+        flat = _once(known, places, (table.shape[:count],), _flat)
+        places = _once(known, flat, (shape[:leading],), _along)
+        known[_flat, (shape[:leading],), *map(id, places)] = flat, places
     rows = rows_of(source, places, known)
     return None if rows is None else rows.reshape(*places[0].shape, *table.shape[count:])
 
@@ -185,13 +192,37 @@ def _joined(table: Table, places: tuple[Any, ...], known: dict[Any, Any]) -> Any
         return None
     start, found = 0, None
     for x in (part for part in table.operands if part.shape[0]):
-        rows = rows_of(x, (jnp.clip(places[0] - start, 0, x.shape[0] - 1),), known)
+        rows = rows_of(x, _once(known, places, (start, x.shape[0]), _within), known)
         if rows is None:
             return None
         first = (places[0] < start).reshape(*places[0].shape, *(1,) * (rows.ndim - places[0].ndim))
         found = rows if found is None else jnp.where(first, found, rows)
         start += x.shape[0]
     return found
+
+
+def _once(known: dict[Any, Any], places: tuple[Any, ...], how: Any, make: Callable[..., Any]) -> tuple[Any, ...]:
+    """Other places, the same for all that ask for them: what is found there is known by them."""
+    key = (make, how, *map(id, places))
+    if key not in known:
+        known[key] = make(places, *how), places
+    found: tuple[Any, ...] = known[key][0]
+    return found
+
+
+def _flat(places: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    """The same places along one dim that is all of these."""
+    return places if len(sizes) == 1 else (jnp.ravel_multi_index(places, sizes, mode="clip"),)
+
+
+def _along(places: tuple[Any, ...], sizes: tuple[int, ...]) -> tuple[Any, ...]:
+    """The same places along dims of such sizes."""
+    return places if len(sizes) == 1 else tuple(jnp.unravel_index(places[0], sizes))
+
+
+def _within(places: tuple[Any, ...], start: int, count: int) -> tuple[Any, ...]:
+    """Places in one of several arrays that are one above the other; of rows of others, any."""
+    return (jnp.clip(places[0] - start, 0, count - 1),)
 
 
 def _multiplied(table: Table, places: tuple[Any, ...], known: dict[Any, Any]) -> Any | None:

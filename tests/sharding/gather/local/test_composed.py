@@ -64,6 +64,7 @@ def before_layers(make):
     return loss
 
 
+TURNED = draw(3, WIDTH, WIDTH, seed=8)
 LOSSES = {
     "factors": lambda p, x: x @ (p["left"] @ p["right"]),
     "added to another": lambda p, x: jnp.tanh(x @ merged(p)) @ p["down"],
@@ -86,6 +87,12 @@ LOSSES = {
             / (1 + jnp.square(a @ b).sum(1, keepdims=True))
         )
     ),
+    "of layers, times constants of each": before_layers(lambda p, a, b: (a @ b) * TURNED),
+    "of layers, with what all of them use": lambda p, x: jax.lax.scan(
+        lambda x, w: (jnp.tanh(x @ (w + p["up"][:, :WIDTH])), None),
+        x,
+        jnp.stack([p["left"]] * 2) @ jnp.stack([p["right"]] * 2)[:, :, :WIDTH],
+    )[0],
     "of all layers": before_layers(lambda p, a, b: jnp.einsum("lir,mrj->lij", a, b) * 0.1),
     "of layers, and of one": before_layers(lambda p, a, b: a @ b + p["left"] @ p["right"][:, :WIDTH]),
     "in a branch": lambda p, x: jax.lax.cond(x[0, 0] > 9, lambda p: x @ merged(p), lambda p: x @ p["up"], p),

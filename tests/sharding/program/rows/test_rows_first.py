@@ -27,9 +27,11 @@ def joined(p):
     return jnp.concatenate([p["table"], p["new"], p["table"] * 2])
 
 
+CONSTANT = draw(ROWS + 3, WIDTH, seed=7)
 MADE = {
     "joined": joined,
     "joined with none": lambda p: jnp.concatenate([p["table"], p["new"][:0], p["new"]]),
+    "joined with constants": lambda p: jnp.concatenate([p["table"], np.ones((3, WIDTH), np.float32)]) * CONSTANT,
     "joined side by side": lambda p: jnp.concatenate([p["table"], p["left"]], 1),
     "scaled": lambda p: p["table"] * p["scale"] * p["number"],
     "normed": lambda p: p["table"] / jnp.linalg.norm(p["table"], axis=-1, keepdims=True),
@@ -113,6 +115,26 @@ def test_numbers_of_another_kind_are_looked_up_as_they_are():
     closed = jax.make_jaxpr(lambda table, ids: jnp.take(table * 2, ids, axis=0))(np.arange(12).reshape(6, 2), IDS)
     found, right = (core.jaxpr_as_fun(one)(np.arange(12).reshape(6, 2), IDS) for one in (rows_first(closed, 1), closed))
     np.testing.assert_array_equal(found, right)
+
+
+def test_few_rows_are_not_made_for_each_of_many_ids():
+    """More work than to make all of them once."""
+    many = np.zeros((16, ROWS), np.int32)
+    closed = jax.make_jaxpr(lambda left, right, ids: (left @ right)[ids])(WEIGHTS["left"], WEIGHTS["right"], many)
+    products = [one for one in rows_first(closed, 2).eqns if one.primitive.name == "dot_general"]
+    assert [one.outvars[0].aval.shape for one in products] == [(ROWS, WIDTH)]
+
+
+def test_what_is_made_of_itself_in_several_shapes_is_followed_once():
+    def loss(p, ids):
+        table = p["table"]
+        for _ in range(12):
+            one, other = table.reshape(ROWS // 2, 2, WIDTH), table.reshape(ROWS // 4, 4, WIDTH)
+            table = jnp.sin(one).reshape(ROWS, WIDTH) + jnp.cos(other).reshape(ROWS, WIDTH)
+        return table[ids].sum()
+
+    _, first = on_weights(loss, IDS % ROWS)
+    assert len(first.eqns) < 500
 
 
 def test_what_is_used_besides_is_made_once():
