@@ -21,12 +21,12 @@ from redco_cli.sharding.gather.replicas import summed_once
 from redco_cli.sharding.gather.sharded import Sharded, part_spec
 from redco_cli.sharding.plan import DATA, Usage, as_dims, as_spec
 from redco_cli.sharding.program.examples import Examples
-from redco_cli.sharding.program.primitives import ELEMENTWISE
+from redco_cli.sharding.program.primitives import OF_EACH_ENTRY
 from redco_cli.sharding.program.rewrite import INLINED, REMATERIALISED, VIEWS, bind, variables_of
 from redco_cli.sharding.scans import scan_counts
 
 _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min"})
-_OF_EACH = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"} | {"stop_gradient", "scatter", "scatter-add"}
+_OF_EACH = OF_EACH_ENTRY | {"stop_gradient", "scatter", "scatter-add"}
 
 
 def taken_apart(equation: Any, weight: Any) -> list[Sharded] | None:

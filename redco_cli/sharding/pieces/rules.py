@@ -16,11 +16,10 @@ import jax.numpy as jnp
 
 from redco_cli.sharding.pieces.arrays import Pieces, Weight, each, having_params, pieces_of
 from redco_cli.sharding.plan import Partition
-from redco_cli.sharding.program.primitives import ELEMENTWISE
+from redco_cli.sharding.program.primitives import OF_EACH_ENTRY
 from redco_cli.sharding.program.rewrite import bind, loop, rewritten
 from redco_cli.sharding.scans import scan_counts
 
-_OF_EACH = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"}
 _REDUCED = ("reduce_sum", "reduce_max", "reduce_min")
 _CONVOLUTION = "conv_general_dilated"
 PRODUCTS = ("dot_general", _CONVOLUTION)
@@ -158,7 +157,7 @@ def _on_pieces(equation: Any, operands: Sequence[Any]) -> list[Any] | None:
     """The results of an equation of arrays in pieces; None where it needs them joined."""
     name, params = equation.primitive.name, equation.params
     x = next(x for x in operands if isinstance(x, Pieces))
-    if name in _OF_EACH and len(equation.outvars) == 1:
+    if name in OF_EACH_ENTRY and len(equation.outvars) == 1:
         return _of_each(equation, operands, x.cut)
     if name == "split" and params["axis"] == x.dim and all(params["sizes"]):
         return _grouped(x, [int(size) for size in params["sizes"]])

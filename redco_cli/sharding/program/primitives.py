@@ -23,6 +23,8 @@ ELEMENTWISE = """
     sin sinh sqrt square stop_gradient sub tan tanh xor zeta
 """
 """Primitives whose result at a place depends on the operands at that place alone."""
+OF_EACH_ENTRY = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"}
+"""Those of them that say nothing of where arrays are."""
 
 
 @rule(*ELEMENTWISE.split())

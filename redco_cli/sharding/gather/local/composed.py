@@ -27,12 +27,11 @@ from redco_cli.sharding.gather.local.loops import adds_up, is_array, repeated_of
 from redco_cli.sharding.gather.repeated import Repeated
 from redco_cli.sharding.gather.sharded import SMALL, Sharded
 from redco_cli.sharding.program.examples import Examples
-from redco_cli.sharding.program.primitives import ELEMENTWISE
+from redco_cli.sharding.program.primitives import OF_EACH_ENTRY
 from redco_cli.sharding.program.rewrite import CONTROL_FLOW, INLINED, REMATERIALISED, VIEWS, variables_of
 from redco_cli.sharding.program.unevaluated import Unevaluated
 from redco_cli.sharding.scans import scan_counts
 
-_OF_EACH_ENTRY = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"}
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 _TAKEN_WHOLE = CONTROL_FLOW | {"fft"}
 _ENTERED = INLINED | REMATERIALISED | {"scan"}
@@ -227,7 +226,7 @@ def _is_of_each_layer(node: Composed) -> bool:
         return bool(params["permutation"][0] == 0)
     if name == "broadcast_in_dim":
         return bool(params["broadcast_dimensions"][:1] == (0,))
-    return name in _OF_EACH_ENTRY or name == "reshape" or (name in _REDUCTIONS and 0 not in params["axes"])
+    return name in OF_EACH_ENTRY or name == "reshape" or (name in _REDUCTIONS and 0 not in params["axes"])
 
 
 def _on_one_layer(equation: Any) -> Any:

@@ -15,13 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from redco_cli.sharding.program.primitives import ELEMENTWISE
+from redco_cli.sharding.program.primitives import OF_EACH_ENTRY
 from redco_cli.sharding.program.rewrite import bind
 from redco_cli.sharding.program.unevaluated import Unevaluated
 
 AS_THEY_ARE = frozenset({"convert_element_type", "name"})
 """Primitives behind which a weight is a weight still."""
-_OF_EACH_ENTRY = frozenset(ELEMENTWISE.split()) - {"sharding_constraint"}
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 _SHAPED = frozenset({"reshape", "squeeze", "expand_dims"})
 
@@ -125,7 +124,7 @@ def rows_of(x: Any, places: tuple[Any, ...], known: dict[Any, Any]) -> Any | Non
 
 def _rows_of_made(table: Table, places: tuple[Any, ...], known: dict[Any, Any]) -> Any | None:
     name = table.equation.primitive.name
-    if name in _OF_EACH_ENTRY:
+    if name in OF_EACH_ENTRY:
         operands = [_rows_or_number(x, table, places, known) for x in table.operands]
         return None if any(x is None for x in operands) else bind(table.equation, operands)[0]
     return _RULES[name](table, places, known) if name in _RULES else None
@@ -257,5 +256,5 @@ def is_followed(equation: Any) -> bool:
     """
     name = equation.primitive.name
     is_turned = name == "reshape" and equation.params["dimensions"] is not None
-    is_known = name in _OF_EACH_ENTRY or name in _RULES
+    is_known = name in OF_EACH_ENTRY or name in _RULES
     return is_known and len(equation.outvars) == 1 and not equation.effects and not is_turned
