@@ -16,8 +16,8 @@ from jax.sharding import Mesh
 
 from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
 from redco_cli.sharding.gather.fused import Unmerged
-from redco_cli.sharding.gather.repeated import Repeated
-from redco_cli.sharding.gather.sharded import Sharded
+from redco_cli.sharding.gather.repeated import Repeated, batch_ways
+from redco_cli.sharding.gather.sharded import Sharded, cut
 from redco_cli.sharding.plan import TENSOR, as_dims
 from redco_cli.sharding.program.rewrite import bind
 
@@ -33,11 +33,13 @@ class Copies:
         multiplied: arrays that parameters multiplied, and each as the products see it; by their `id`, and whether each
             device has a part of the parameter.
         seen: by their `id` and how, arrays that were seen in another way, and what that gave.
+        cuts: by their `id`, arrays whose examples were cut, and what that gave.
     """
 
     mesh: Mesh
     multiplied: dict[tuple[int, bool], tuple[Any, Any]] = field(default_factory=dict)
     seen: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)
+    cuts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
 
     @property
     def _is_over_tensor(self) -> bool:
@@ -69,6 +71,14 @@ class Copies:
         if key not in self.seen:
             self.seen[key] = x, bind(equation, [x])[0]
         return self.seen[key][1]
+
+    def cut(self, x: Any) -> Any:
+        """The examples of an array in as many parts as devices have them; the same for all products that go back to
+        it, which XLA puts together over `tensor` once then.
+        """
+        if id(x) not in self.cuts:
+            self.cuts[id(x)] = x, cut(x, 0, batch_ways(self.mesh))
+        return self.cuts[id(x)][1]
 
     def _multiplied(self, equation: Any, operands: Sequence[Any]) -> int | None:
         """Which operand of a product is its one parameter, on a mesh with `tensor`."""

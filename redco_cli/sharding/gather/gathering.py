@@ -141,7 +141,7 @@ class _Gathering:
         if is_product(equation, summed, self.examples):
             operands = self.copies.as_products_see(equation, operands)
             summed = [x.summed if isinstance(x, Repeated) else x for x in operands]
-            return self.copies.summed(equation, operands, [product(equation, summed)])
+            return self.copies.summed(equation, operands, [product(equation, summed, self.copies.cut)])
         if is_of_each_example(equation, summed):
             return [of_each_example(equation, summed)]
         if is_view(equation):
@@ -163,7 +163,7 @@ class _Gathering:
             return self._on_unmerged(equation, [unmerged(x) if is_fused(x) else x for x in operands])
         if is_product(equation, operands, self.examples):
             return self.copies.summed(equation, operands, [product(equation, operands)])
-        if is_spread(equation, operands):
+        if is_spread(equation, operands, self.examples):
             return [spread(equation, operands)]
         if are_neighbours(equation, self.examples, self.mesh):
             return [of_neighbours(equation, [_whole(x) for x in operands], self.mesh)]

@@ -18,7 +18,7 @@ examples.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -100,30 +100,40 @@ def summed_once(weight: Any, spec: PartitionSpec, mesh: Mesh, dtype: Any) -> Any
     return apart(weight)
 
 
-def is_spread(equation: Any, operands: Sequence[Any]) -> bool:
-    """Whether an equation gives a weight to each shard of the batch, see `for_each_shard`.
+def is_spread(equation: Any, operands: Sequence[Any], examples: Examples) -> bool:
+    """Whether an equation gives a weight to each shard of the batch, see `for_each_shard`, or to each example.
 
     Args:
         equation: any.
         operands: its own, of which some are a `Sharded`.
+        examples: where they are in its program.
     """
     weight = operands[0] if equation.primitive.name == "broadcast_in_dim" else None
     if not isinstance(weight, Sharded):
         return False
     is_named = any(one.params.get("name") == OF_EACH_SHARD for one in weight.views[-1:])
-    return is_named and _adds_up(weight) and equation.params["shape"][0] == batch_ways(weight.mesh)
+    ways, rows = batch_ways(weight.mesh), equation.params["shape"][0]
+    is_for_all = rows == ways if is_named else equation.outvars[0] in examples.repeated and rows % ways == 0
+    return is_for_all and _adds_up(weight)
 
 
 def spread(equation: Any, operands: Sequence[Any]) -> Any:
-    """The result of an equation that `is_spread`; the gradient of its weight is the sum of what each shard has."""
+    """The result of an equation that `is_spread`; the gradient of its weight is the sum of what each device has."""
     weight: Sharded = operands[0]
+    ways, params = batch_ways(weight.mesh), equation.params
 
     def value(arrays: Any) -> Any:
         return bind(equation, [weight.having(arrays).array()])[0]
 
-    def backward(_: None, gradients: Any) -> tuple[Any]:
+    def given(rows: int, whole: Any) -> Any:
+        return jax.lax.broadcast_in_dim(whole, (rows, *params["shape"][1:]), params["broadcast_dimensions"])
+
+    def part(own: Any) -> Any:
         anywhere = jnp.zeros(weight.value.shape, weight.value.dtype)
-        return (weight.cotangent(jax.vmap(lambda own: jax.vjp(weight.seen, anywhere)[1](own)[0])(gradients)),)
+        return jax.vjp(lambda whole: given(len(own), weight.seen(whole)), anywhere)[1](own)[0]
+
+    def backward(_: None, gradient: Any) -> tuple[Any]:
+        return (weight.cotangent(jax.vmap(part)(cut(gradient, 0, ways))),)
 
     apply = jax.custom_vjp(value)
     apply.defvjp(lambda arrays: (value(arrays), None), backward)
@@ -175,8 +185,14 @@ def is_product(equation: Any, operands: Sequence[Any], examples: Examples) -> bo
     return examples.lead(x) and _adds_up(weight) and x.aval.shape[0] % batch_ways(weight.mesh) == 0
 
 
-def product(equation: Any, operands: Sequence[Any]) -> Any:
-    """The result of an equation that `is_product`; the gradient of its weight is the sum of those of all devices."""
+def product(equation: Any, operands: Sequence[Any], cut_once: Callable[[Any], Any] | None = None) -> Any:
+    """The result of an equation that `is_product`; the gradient of its weight is the sum of those of all devices.
+
+    Args:
+        equation: the product.
+        operands: its own.
+        cut_once: cuts the examples of what the weight multiplies, where other products may have done so.
+    """
     at = _place(operands)
     weight: Sharded | Summed = operands[at]
     leading = _result_dim(equation, at) or 0
@@ -196,7 +212,8 @@ def product(equation: Any, operands: Sequence[Any]) -> Any:
         x, used = saved
         dx = jax.linear_transpose(lambda x: run(x, used), x)(dy)[0] if _is_inexact(x) else None
         each = jax.vmap(part, in_axes=(0, leading))
-        return dx, weight.cotangent(each(cut(x, 0, ways), cut(dy, leading, ways)))
+        own = cut(x, 0, ways) if cut_once is None else cut_once(x)
+        return dx, weight.cotangent(each(own, cut(dy, leading, ways)))
 
     def part(x: Any, dy: Any) -> Any:
         anywhere = jnp.zeros(weight.value.shape, weight.value.dtype)  # the gradient is the same wherever it is taken

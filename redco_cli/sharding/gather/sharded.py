@@ -192,32 +192,32 @@ class Sharded:
         """
         there = scattered(self.gathered, self.spec, parts.ndim - 1)
         place = next((dim for dim, axes in enumerate(as_dims(there)) if FSDP in axes), None)
-        kept = self._kept()
+        kept, lives = self._kept(), as_dims(self.spec, parts.ndim - 1)
+        ways = self.mesh.shape[FSDP] if kept is not None and FSDP in lives[kept] else 1
         if kept is not None:  # each device of `tensor` adds up no more than that
-            there = as_spec(
-                tuple((TENSOR,) if dim == kept else axes for dim, axes in enumerate(as_dims(there, kept + 1)))
-            )
+            there = as_spec((*as_dims(there, kept)[:kept], lives[kept], *as_dims(there)[kept + 1 :]))
 
         def add_up(part: Any) -> Any:
             own = jnp.squeeze(part, 0)
             if kept is not None:
-                own = share(own, kept, TENSOR, self.mesh)
+                own = share(own, kept, TENSOR, self.mesh, blocks=ways)
             own = jax.lax.psum(own, FSDP) if place is None else scatter_sum(own, self.mesh, FSDP, place)
             return own[..., None] if self.is_apart else jax.lax.psum(own, DATA)
 
-        lives = part_spec(there, parts.ndim - 1) if self.is_apart else there
+        ends = part_spec(there, parts.ndim - 1) if self.is_apart else there
         summed = jax.shard_map(
-            add_up, mesh=self.mesh, in_specs=PartitionSpec(BATCH_AXES, *self.gathered), out_specs=lives, check_vma=False
+            add_up, mesh=self.mesh, in_specs=PartitionSpec(BATCH_AXES, *self.gathered), out_specs=ends, check_vma=False
         )(self._padded(parts))
         if self.is_apart:
             return replace(self.arrays, value=None, parts=self._unpadded(self._parts(summed, self.spec)))
         return self._unpadded(jax.lax.with_sharding_constraint(summed, NamedSharding(self.mesh, self.spec)))
 
     def _kept(self) -> int | None:
-        """The dim of which each device of `tensor` keeps a part, and uses all; None where `fsdp` splits it, too."""
+        """The dim of which each device of `tensor` keeps a part, of its shard over `fsdp` perhaps, and uses all."""
         if any(TENSOR in axes for axes in as_dims(self.gathered)):
             return None
-        return next((dim for dim, axes in enumerate(as_dims(self.spec)) if axes == (TENSOR,)), None)
+        kept = ((TENSOR,), (FSDP, TENSOR))
+        return next((dim for dim, axes in enumerate(as_dims(self.spec)) if axes in kept), None)
 
     def _parts(self, parts: Any, spec: PartitionSpec) -> Any:
         return jax.lax.with_sharding_constraint(parts, NamedSharding(self.mesh, part_spec(spec, parts.ndim - 1)))

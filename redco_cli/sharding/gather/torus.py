@@ -138,7 +138,9 @@ def _torus(devices: Sequence[Any]) -> Torus | None:
     return Torus(tuple(order), tuple(tuple(map(tuple, one)) for one in rings))
 
 
-def share(x: Any, dim: int, axis: str, mesh: Mesh) -> Any:
-    """What one device along a mesh axis has of an array, in a `shard_map`."""
-    size = x.shape[dim] // mesh.shape[axis]
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, dim)
+def share(x: Any, dim: int, axis: str, mesh: Mesh, *, blocks: int = 1) -> Any:
+    """What one device along a mesh axis has of an array, in a `shard_map`; of each of so many blocks of a dim."""
+    before, after, size = x.shape[:dim], x.shape[dim + 1 :], x.shape[dim] // blocks // mesh.shape[axis]
+    cut = x.reshape(*before, blocks, -1, *after)
+    own = jax.lax.dynamic_slice_in_dim(cut, jax.lax.axis_index(axis) * size, size, dim + 1)
+    return own.reshape(*before, blocks * size, *after)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from redco_cli.sharding.axes import Axis, Dim, factors
+from redco_cli.sharding.axes import Axis, Dim, factors, fresh, size
 
 LOOKED_UP, NEIGHBOURS = "rows looked up", "examples whose rows others take"
 GRADIENT = "gradient of"
@@ -143,3 +143,47 @@ def bytes_moved(collective: PossibleCollective, ways: Mapping[Axis, int]) -> int
     """
     elements = math.prod(-(-axis.size // ways.get(axis, 1)) for dim in collective.moved for axis in factors(dim))
     return elements * collective.itemsize
+
+
+def as_moved(
+    collectives: Iterable[PossibleCollective],
+    moved_as: Iterable[tuple[tuple[Dim, ...], Value]],
+    partial: Mapping[int, tuple[Value, Value]],
+    multiplied: Mapping[int, tuple[Value, Value]],
+) -> Iterator[PossibleCollective]:
+    """What may have to move, in the form in which it is.
+
+    Where the program says as what, that: of one array, which no product makes, for the same. A weight that has an axis
+    on both ends, as of a recurrent network, is split by columns: what it multiplies is put together, once more for its
+    own gradient, and the gradient of that is scattered.
+
+    Args:
+        collectives: as the walk found them.
+        moved_as: dims of arrays whose sums are moved as another array is, and that one.
+        partial: by their `id`, what products over split dims make, and the one that each is added up with.
+        multiplied: by their `id`, what products with weights make, and what these multiply.
+    """
+    sums = {id(like): like._replace(dims=like.dims) for _, like in moved_as}
+    instead = {_axes(summed): sums[id(like)] for summed, like in moved_as}
+    inputs = {id(x): x for _, x in multiplied.values()}
+    together = {key: (x._replace(dims=x.dims), x._replace(dims=x.dims)) for key, x in inputs.items()}
+    for one in collectives:
+        goes_back, of = one.what.startswith(GRADIENT), one.of
+        x = inputs.get(id(of)) if goes_back else multiplied.get(id(of), (None, None))[1]
+        both = _axes(one.if_split) & _axes(one.moved)
+        if x is not None and both:
+            there, back = together[id(x)]
+            whole = tuple(fresh(size(dim)) if both & _axes([dim]) else dim for dim in x.dims)
+            if goes_back:
+                yield replace(one, kind="reduce-scatter")
+            what = "input of a matmul, for a gradient" if goes_back else "input of a matmul"
+            yield replace(one, kind="all-gather", moved=whole, what=what, of=back if goes_back else there)
+            continue
+        known = None if goes_back else partial.get(id(of))
+        like = instead.get(_axes(one.moved))
+        of = like or (of if known is None else known[1])
+        yield replace(one, moved=like.dims if like else one.moved, of=of)
+
+
+def _axes(dims: Iterable[Dim]) -> frozenset[Axis]:
+    return frozenset(axis for dim in dims for axis in factors(dim))

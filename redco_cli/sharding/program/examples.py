@@ -7,8 +7,9 @@ is computed from positions alone has none, whatever its size.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,10 +44,13 @@ class Examples:
         dims: by variable of the program and of the programs inside it, those computed from the batch: which of its dims
             the examples are.
         counts: the leading dims of the batch's own arrays.
+        repeated: what is not computed from the batch, but of which each example goes on with one of its own, as with
+            the weights that it adapts.
     """
 
     dims: Mapping[Any, Dim]
     counts: frozenset[int]
+    repeated: frozenset[Any] = frozenset()
 
     def lead(self, variable: Any) -> bool:
         """Whether examples are the leading dim of an array, given by its variable in the program."""
@@ -64,7 +68,35 @@ def find_examples(closed: Any, is_of_batch: Sequence[bool]) -> Examples:
     """
     found = follow_dims(closed, [0 if yes else None for yes in is_of_batch])
     given = [variable.aval.shape for variable, mine in zip(closed.jaxpr.invars, is_of_batch, strict=True) if mine]
-    return Examples(found, frozenset(shape[0] for shape in given if shape and shape[0]))
+    counts = frozenset(shape[0] for shape in given if shape and shape[0])
+    return Examples(found, counts, frozenset(_repeated(closed.jaxpr, found, counts)))
+
+
+def _repeated(jaxpr: Any, dims: Mapping[Any, Dim], counts: Collection[int]) -> Iterator[Any]:
+    """Variables of what is repeated for each example, and then meets what examples have, or becomes it in a loop."""
+    for inner in itertools.chain.from_iterable(core.jaxprs_in_params(one.params) for one in jaxpr.eqns):
+        yield from _repeated(inner, dims, counts)
+    made = {one.outvars[0] for one in jaxpr.eqns if _repeats(one, counts)} - dims.keys()
+    for equation in jaxpr.eqns if made else ():
+        for x, becomes in _entry_by_entry(equation):
+            if not isinstance(x, core.Literal) and x in made and dims.get(becomes, _WITHIN) == 0:
+                yield x
+
+
+def _repeats(equation: Any, counts: Collection[int]) -> bool:
+    """Whether an equation repeats an array along a new dim in front, as often as there are examples."""
+    if equation.primitive.name != "broadcast_in_dim":
+        return False
+    shape = equation.params["shape"]
+    return bool(shape) and shape[0] in counts and 0 not in equation.params["broadcast_dimensions"]
+
+
+def _entry_by_entry(equation: Any) -> Iterable[tuple[Any, Any]]:
+    """Pairs of operands and results of an equation of which one has the places of the other."""
+    if equation.primitive.name == "scan":
+        first, carried = scan_counts(equation.params)
+        return zip(equation.invars[first : first + carried], equation.outvars, strict=False)
+    return [(x, equation.outvars[0]) for x in equation.invars if equation.primitive.name in _SAME]
 
 
 def follow_dims(closed: Any, dims: Sequence[Dim]) -> Mapping[Any, Dim]:

@@ -102,6 +102,8 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     batch, contracted = [left.dims[i] for i in left_batch], [left.dims[i] for i in left_sum]
     result = combined(operands[:2], [*batch, *left_free, *right_free])
     left_aval, right_aval = (atom.aval for atom in equation.invars[:2])
+    if left.from_batch != right.from_batch:
+        walk.factors[id(result)] = result, left if left.from_batch else right
     if not _is_summed_later(result):
         walk.may_need_sums(contracted, result, equation.outvars[0].aval, "matmul")
     for x, aval, free in ((left, left_aval, right_free), (right, right_aval, left_free)):

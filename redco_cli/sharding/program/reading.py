@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,10 +19,10 @@ from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.program import indexing, marks, matrices, primitives, shard_map  # noqa: F401  rules register themselves
 from redco_cli.sharding.program.branches import branch_shares
-from redco_cli.sharding.program.events import GRADIENT, Matmul, PossibleCollective, RowLookup, Use, Value
+from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Use, Value, as_moved
 from redco_cli.sharding.program.rows.first import rows_first
 from redco_cli.sharding.program.rows.lookups import casts
-from redco_cli.sharding.program.walk import Walk, viewed
+from redco_cli.sharding.program.walk import Walk
 
 _Event = TypeVar("_Event", Matmul, RowLookup, Use)
 
@@ -183,13 +183,13 @@ def read_traced(traced: Traced) -> Reading:
         batch_dims,
         input_axes,
         _within_heads(parameters, heads, compared),
-        tuple(_as_moved(walk)),
+        tuple(as_moved(walk.collectives, walk.moved_as, walk.partial, walk.factors)),
         frozenset(_axes(dims) for dims in (*walk.arrays, *(parameter.dims for parameter in parameters))),
         frozenset(heads),
         _by_path(walk.matmuls),
         _by_path(walk.uses),
         _axes(dim for matmul in walk.matmuls for dim in matmul.weight),
-        made | _axes(walk.by_hand),
+        made | _axes((*walk.by_hand, *walk.fast)),
         _axes(walk.by_hand),
         (made - _axes(dim for matmul in walk.matmuls for dim in matmul.contracted)) & owned - compared - heads,
         _axes(walk.lookups) & owned,
@@ -202,17 +202,6 @@ def read_traced(traced: Traced) -> Reading:
         _by_dim(walk.joined.items()),
         traced,
     )
-
-
-def _as_moved(walk: Walk) -> Iterator[PossibleCollective]:
-    """What may have to move, where the program says as what: of one array, which no product makes, for the same."""
-    sums = {id(like): viewed(like, like.dims) for _, like in walk.moved_as}
-    instead = {_axes(summed): sums[id(like)] for summed, like in walk.moved_as}
-    for one in walk.collectives:
-        known = None if one.what.startswith(GRADIENT) else walk.partial.get(id(one.of))
-        like = instead.get(_axes(one.moved))
-        of = like or (one.of if known is None else known[1])
-        yield replace(one, moved=like.dims if like else one.moved, of=of)
 
 
 def _followers(others: Any, params: Any, known: Sequence[Value]) -> list[Value]:

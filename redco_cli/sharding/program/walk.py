@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax.extend import core
@@ -46,14 +47,19 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
+@dataclass(eq=False)
 class Walk:
-    """What is found on the way through a program.
+    """What is found on the way through a program; nothing at first, but for what is known of it beforehand.
 
     Attributes:
+        casts: in what other precision rows are used that are looked up, by their variable; see `lookups.casts`.
+        shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
+        still: variables that no gradient goes back through; see `without_gradient`.
         collectives: those that operations would need if a dim were split.
         arrays: dims of every array of two dims or more.
         activation_products: products of two activations.
         matmuls: products of an activation with a weight.
+        fast: dims that weights bring to such in the first turn of a loop, which makes activations of them.
         uses: parameters in them.
         lookups: indexed dims of gathers from weights.
         rows: what is looked up for examples.
@@ -64,47 +70,40 @@ class Walk:
         cuts: dims that are taken apart in pieces whose sizes differ, and where some of these end.
         joined: dims that are joined, and where what they are joined of ends.
         moved_as: dims of arrays whose sums are moved as another array is, and that one; see `marks.summed_as`.
-        casts: in what other precision rows are used that are looked up, by their variable.
-        shares: how often each branch of a conditional is taken, by the `id` of its equation, where that is known.
         recomputes: inside what the backward pass computes once more.
         again: variables of that which it needs once more, and how often.
-        still: variables that no gradient goes back through.
-        partial: by their `id`, what products over split dims make, and the one that each is added up with.
         unknown: primitives that were not understood, and how often they met a gradient.
+        partial: by their `id`, what products over split dims make, and the one that each is added up with.
+        factors: by their `id`, what products with weights make, and what these multiply.
     """
 
-    def __init__(
-        self,
-        casts: Mapping[Any, Any] | None = None,
-        shares: Mapping[int, Sequence[float]] | None = None,
-        still: frozenset[Any] = frozenset(),
-    ) -> None:
-        """Nothing is known yet, but what `lookups.casts`, `branches.branch_shares` and `without_gradient` found."""
-        self.casts = casts or {}
-        self.shares = shares or {}
-        self.still = still
-        self.collectives: list[PossibleCollective] = []
-        self.arrays: set[tuple[Dim, ...]] = set()
-        self.activation_products: list[ActivationProduct] = []
-        self.matmuls: list[Matmul] = []
-        self.uses: list[Use] = []
-        self.lookups: list[Dim] = []
-        self.rows: list[RowLookup] = []
-        self.batched: list[Dim] = []
-        self.ranked: list[Dim] = []
-        self.devices: dict[str, Dim] = {}
-        self.by_hand: list[Dim] = []
-        self.cuts: list[tuple[Dim, tuple[int, ...]]] = []
-        self.joined: dict[Dim, tuple[int, ...]] = {}
-        self.moved_as: list[tuple[tuple[Dim, ...], Value]] = []
-        self.recomputes = False
-        self.again: Counter[Any] = Counter()
-        self.unknown: Counter[str] = Counter()
-        self.partial: dict[int, tuple[Value, Value]] = {}
-        self._times = 1
-        self._passes = 1
-        self._goes_back = True
-        self._uses: Counter[Any] = Counter()
+    casts: Mapping[Any, Any] = field(default_factory=dict)
+    shares: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    still: frozenset[Any] = frozenset()
+    collectives: list[PossibleCollective] = field(default_factory=list)
+    arrays: set[tuple[Dim, ...]] = field(default_factory=set)
+    activation_products: list[ActivationProduct] = field(default_factory=list)
+    matmuls: list[Matmul] = field(default_factory=list)
+    fast: list[Dim] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+    lookups: list[Dim] = field(default_factory=list)
+    rows: list[RowLookup] = field(default_factory=list)
+    batched: list[Dim] = field(default_factory=list)
+    ranked: list[Dim] = field(default_factory=list)
+    devices: dict[str, Dim] = field(default_factory=dict)
+    by_hand: list[Dim] = field(default_factory=list)
+    cuts: list[tuple[Dim, tuple[int, ...]]] = field(default_factory=list)
+    joined: dict[Dim, tuple[int, ...]] = field(default_factory=dict)
+    moved_as: list[tuple[tuple[Dim, ...], Value]] = field(default_factory=list)
+    recomputes: bool = False
+    again: Counter[Any] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    partial: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    factors: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    _times: int = 1
+    _passes: int = 1
+    _goes_back: bool = True
+    _uses: Counter[Any] = field(default_factory=Counter)
 
     def run(self, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
         """Walks through a jaxpr.
@@ -121,14 +120,11 @@ class Walk:
         views: dict[tuple[str, int, str], list[Value]] = {}
 
         def read(atom: Any) -> Value:
-            if isinstance(atom, core.Literal):
-                return constant(atom.aval)
-            return known[atom]
+            return constant(atom.aval) if isinstance(atom, core.Literal) else known[atom]
 
         known.update(zip(jaxpr.constvars, consts, strict=True))
         known.update(zip(jaxpr.invars, args, strict=True))
-        outside = self._passes, self._goes_back, self._uses
-        goes_back = self._goes_back
+        outside = self._passes, (goes_back := self._goes_back), self._uses
         self._uses = Counter(atom for one in jaxpr.eqns for atom in one.invars if not isinstance(atom, core.Literal))
         self._uses.update(atom for atom in (*jaxpr.invars, *jaxpr.outvars) if not isinstance(atom, core.Literal))
         for equation in jaxpr.eqns:
@@ -247,7 +243,7 @@ def _scan(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for x in operands[consts + carried :]:
         mark_layer(x.dims[0])
         slices.append(viewed(x, x.dims[1:]))
-    before = _settled(params["jaxpr"], operands[consts : consts + carried], [*operands[:consts]], slices)
+    before = _settled(walk, params["jaxpr"], operands[consts : consts + carried], operands[:consts], slices)
     with walk.repeated(params["length"]):
         results = walk.closed(params["jaxpr"], [*operands[:consts], *before, *slices])
     after = [unify_values(a, b) for a, b in zip(before, results, strict=False)]
@@ -264,15 +260,19 @@ def _while(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     skipped = equation.params["cond_nconsts"]
     first = skipped + equation.params["body_nconsts"]
     body = equation.params["body_jaxpr"]
-    before = _settled(body, operands[first:], operands[skipped:first], [])
+    before = _settled(walk, body, operands[first:], operands[skipped:first], [])
     results = walk.closed(body, [*operands[skipped:first], *before])
     return [unify_values(a, b) for a, b in zip(before, results, strict=True)]
 
 
-def _settled(body: Any, carried: list[Value], consts: Sequence[Value], slices: Sequence[Value]) -> list[Value]:
-    """The carry of a loop as it is after some rounds: zeros at first, an activation later."""
+def _settled(
+    walk: Walk, body: Any, carried: list[Value], consts: Sequence[Value], slices: Sequence[Value]
+) -> list[Value]:
+    """The carry of a loop as it is after some rounds: zeros or weights at first, activations later."""
     for _ in carried:
-        results = Walk().closed(body, [*consts, *carried, *slices])
+        once = Walk()
+        results = once.closed(body, [*consts, *carried, *slices])
+        walk.fast += [dim for one in once.matmuls for dim in one.produced] + once.fast
         after = [
             x._replace(requires_grad=x.requires_grad or y.requires_grad, from_batch=x.from_batch or y.from_batch)
             for x, y in zip(carried, results, strict=False)

@@ -98,14 +98,15 @@ def _is_looked_up(jaxpr: Any, x: Any, weight: Any, turns: int, examples: Example
 
 
 def adds_up(weight: Any) -> bool:
-    """Whether it is a weight whose gradient devices add up.
+    """Whether it is a weight whose gradient devices add up, or that they exchange for each use.
 
     Args:
         weight: any operand.
     """
     if not isinstance(weight, Sharded) or not set(BATCH_AXES) <= set(weight.mesh.shape):
         return False
-    return batch_ways(weight.mesh) > 1 and weight.divides and bool(jnp.issubdtype(weight.value.dtype, jnp.floating))
+    is_moved = batch_ways(weight.mesh) > 1 or is_fused(weight)
+    return is_moved and weight.divides and bool(jnp.issubdtype(weight.value.dtype, jnp.floating))
 
 
 def _made_of(jaxpr: Any, weights: Iterable[Any], others: Iterable[Any]) -> list[Any]:
