@@ -21,7 +21,8 @@ from redco_cli.sharding.gather.sharded import Sharded, cut
 from redco_cli.sharding.plan import TENSOR, as_dims
 from redco_cli.sharding.program.rewrite import bind
 
-_PRODUCTS = ("dot_general", "conv_general_dilated")
+PRODUCTS = ("dot_general", "conv_general_dilated")
+"""Primitives that multiply arrays with parameters."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Copies:
 
     def _multiplied(self, equation: Any, operands: Sequence[Any]) -> int | None:
         """Which operand of a product is its one parameter, on a mesh with `tensor`."""
-        if equation.primitive.name not in _PRODUCTS or not self._is_over_tensor:
+        if equation.primitive.name not in PRODUCTS or not self._is_over_tensor:
             return None
         places = [place for place, x in enumerate(operands) if _is_weight(x)]
         return places[0] if len(places) == 1 else None

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from redco_cli.sharding.decide.projections import exchanged
@@ -162,6 +163,8 @@ def on_unmerged(equation: Any, operands: Sequence[Any], apply: Apply) -> Sequenc
         return _taken_apart(equation, operands[0])
     if name in _OF_EACH:
         return _of_each(equation, [x.array() if isinstance(x, Sharded | Repeated) else x for x in operands])
+    if name == "conv_general_dilated":
+        return _of_convolution(equation, operands, apply)
     found = None
     if name == "dot_general" and count == 1:
         found = _of_product(equation, operands)
@@ -186,6 +189,25 @@ def _of_product(equation: Any, operands: Sequence[Any]) -> tuple[Any, int] | Non
     first = len(batched[0]) if at == 0 else ndims[0] - len(contracted[0])
     params = {**equation.params, "dimension_numbers": (tuple(behind[0]), tuple(behind[1]))}
     return _on(equation, params, operands), first + free.index(x.dim)
+
+
+def _of_convolution(equation: Any, operands: Sequence[Any], apply: Apply) -> list[Unmerged] | None:
+    """The result of a convolution, which has one dim of channels: those of all projections one after the other, of each
+    the first, of each the second, and so on, of which contiguous blocks are as much of each.
+    """
+    images, kernel = operands
+    numbers, params = equation.params["dimension_numbers"], equation.params
+    counts = params["feature_group_count"], params["batch_group_count"]
+    if isinstance(images, Unmerged) or counts != (1, 1) or kernel.dim != numbers.rhs_spec[0]:
+        return None
+    own, dim, there = kernel.plain(), kernel.dim, numbers.out_spec[1]
+    turned = jnp.swapaxes(own, dim, dim + 1).reshape(_merged(own.shape, dim))
+    (result,) = apply(equation, [images, turned])
+    return [
+        Unmerged(
+            jnp.swapaxes(result.reshape(_unmerged(result.shape, there, own.shape[dim + 1])), there, there + 1), there
+        )
+    ]
 
 
 def _of_broadcast(equation: Any, operands: Sequence[Any]) -> tuple[Any, int] | None:

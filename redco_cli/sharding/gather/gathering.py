@@ -22,7 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from redco_cli.sharding.gather import unpartitioned
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
-from redco_cli.sharding.gather.copies import Copies
+from redco_cli.sharding.gather.copies import PRODUCTS, Copies
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.in_place import InPlace, computed_in_place, done_in_place, taken_apart
 from redco_cli.sharding.gather.local.composed import Composed, composed, composes, outside_of_loop
@@ -159,7 +159,7 @@ class _Gathering:
         return results or self.use(equation, [x.array() if isinstance(x, Unmerged) else x for x in operands])
 
     def _on_whole(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        if equation.primitive.name == "dot_general" and any(map(is_fused, operands)):
+        if equation.primitive.name in PRODUCTS and any(map(is_fused, operands)):
             return self._on_unmerged(equation, [unmerged(x) if is_fused(x) else x for x in operands])
         if is_product(equation, operands, self.examples):
             return self.copies.summed(equation, operands, [product(equation, operands)])

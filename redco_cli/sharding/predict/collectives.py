@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from redco_cli.sharding.axes import Axis, factors
 from redco_cli.sharding.decide.choose import Candidate, Costs
@@ -14,7 +15,7 @@ from redco_cli.sharding.decide.projections import exchange
 from redco_cli.sharding.decide.tables import dims_of_moving_rows
 from redco_cli.sharding.parameter import Parameter
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Collective
-from redco_cli.sharding.program.events import GRADIENT, LOOKED_UP, NEIGHBOURS, PossibleCollective
+from redco_cli.sharding.program.events import COMPARED, GRADIENT, LOOKED_UP, NEIGHBOURS, PossibleCollective
 from redco_cli.sharding.program.reading import Reading
 
 PARAMETERS, GRADIENTS = "parameters, where they are used", "gradients"
@@ -104,15 +105,25 @@ def _between_activations(
 def _among_examples(
     reading: Reading, split: Sequence[Mapping[Axis, int]], costs: Costs, sizes: Mapping[str, int]
 ) -> list[tuple[PossibleCollective, int]]:
-    """What moves as examples take rows of one another, with its bytes each time; see `gather.neighbours`."""
+    """What moves because examples are split, with its bytes each time.
+
+    Rows that they take of one another, see `gather.neighbours`, those that all are compared with, and sums over all of
+    them that the loss goes on with, as statistics of a batch or the gradient of a step within it. Of what is added up
+    before it is moved the largest.
+    """
     ways = sizes[DATA] * sizes[FSDP]
     over_tensor = {axis: parts for each in split for axis, parts in each.items()}
-    found = []
+    found = dict[Any, tuple[PossibleCollective, int]]()
     for one in costs.collectives(reading.batch_axes if ways > 1 else ()):
-        if NEIGHBOURS in one.what and reading.batch_axes.issuperset(*map(factors, one.if_split)):
-            whole = costs.bytes(one, {**over_tensor, **dict.fromkeys(reading.batch_axes, 1)}) // one.count
-            found.append((one, whole // ways if one.kind == REDUCE_SCATTER else whole))
-    return found
+        moved = {axis for dim in one.moved for axis in factors(dim)}
+        are_sums = one.kind == ALL_REDUCE and bool(moved) and moved.isdisjoint(reading.batch_axes)
+        are_taken = any(what in one.what for what in (NEIGHBOURS, COMPARED))
+        if are_sums or (are_taken and reading.batch_axes.issuperset(*map(factors, one.if_split))):
+            whole = costs.bytes(one, {**over_tensor, **dict.fromkeys(reading.batch_axes, 1)}) // max(1, one.count)
+            size = whole // ways if one.kind == REDUCE_SCATTER else whole
+            key = id(one) if one.of is None else (id(one.of), one.what.startswith(GRADIENT))
+            found[key] = max(found.get(key, (one, 0)), (one, size), key=lambda pair: pair[1] * pair[0].count)
+    return list(found.values())
 
 
 def _rows(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from redco_cli.sharding.axes import Axis, Dim, factors, fresh, size
 
 LOOKED_UP, NEIGHBOURS = "rows looked up", "examples whose rows others take"
+COMPARED = "arrays that meet themselves or others like them"
 GRADIENT = "gradient of"
-"""How what is moved is called: rows of a table that is split by rows, examples that are split, and, in front, what the
-backward pass moves."""
+"""How what is moved is called: rows of a table that is split by rows, examples that are split, what is split in a pair
+of arrays that meet in all combinations, and, in front, what the backward pass moves."""
 
 
 class Value(NamedTuple):
@@ -150,6 +151,7 @@ def as_moved(
     moved_as: Iterable[tuple[tuple[Dim, ...], Value]],
     partial: Mapping[int, tuple[Value, Value]],
     multiplied: Mapping[int, tuple[Value, Value]],
+    examples: frozenset[Axis],
 ) -> Iterator[PossibleCollective]:
     """What may have to move, in the form in which it is.
 
@@ -162,18 +164,27 @@ def as_moved(
         moved_as: dims of arrays whose sums are moved as another array is, and that one.
         partial: by their `id`, what products over split dims make, and the one that each is added up with.
         multiplied: by their `id`, what products with weights make, and what these multiply.
+        examples: axes of the batch, whose arrays have one each.
     """
     sums = {id(like): like._replace(dims=like.dims) for _, like in moved_as}
     instead = {_axes(summed): sums[id(like)] for summed, like in moved_as}
-    inputs = {id(x): x for _, x in multiplied.values()}
+    inputs, compared = {id(x): x for _, x in multiplied.values()}, dict[int, Value]()
     together = {key: (x._replace(dims=x.dims), x._replace(dims=x.dims)) for key, x in inputs.items()}
     for one in collectives:
         goes_back, of = one.what.startswith(GRADIENT), one.of
-        x = inputs.get(id(of)) if goes_back else multiplied.get(id(of), (None, None))[1]
         both = _axes(one.if_split) & _axes(one.moved)
+        if COMPARED in one.what:
+            met = _axes(one.if_split) & (both | examples)
+            both |= _axes(one.moved) & examples if met & examples else frozenset()
+            if both:
+                moved = one.moved if goes_back else _whole(one.moved, both)
+                own = compared.setdefault(id(of), Value(one.moved, requires_grad=False, from_batch=True))
+                yield replace(one, if_split=(tuple(met),), moved=moved, of=own)
+            continue
+        x = inputs.get(id(of)) if goes_back else multiplied.get(id(of), (None, None))[1]
         if x is not None and both:
             there, back = together[id(x)]
-            whole = tuple(fresh(size(dim)) if both & _axes([dim]) else dim for dim in x.dims)
+            whole = _whole(x.dims, both)
             if goes_back:
                 yield replace(one, kind="reduce-scatter")
             what = "input of a matmul, for a gradient" if goes_back else "input of a matmul"
@@ -183,6 +194,11 @@ def as_moved(
         like = instead.get(_axes(one.moved))
         of = like or (of if known is None else known[1])
         yield replace(one, moved=like.dims if like else one.moved, of=of)
+
+
+def _whole(dims: Iterable[Dim], axes: Collection[Axis]) -> tuple[Dim, ...]:
+    """The dims of an array that is put together along some axes."""
+    return tuple(fresh(size(dim)) if not _axes([dim]).isdisjoint(axes) else dim for dim in dims)
 
 
 def _axes(dims: Iterable[Dim]) -> frozenset[Axis]:

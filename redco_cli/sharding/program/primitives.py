@@ -43,9 +43,8 @@ def _elementwise(walk: Walk, equation: Any, operands: list[Value]) -> list[Value
                     walk.needs_whole([dim], x, aval, "array whose parts do not line up")
         dims = [dim or fresh(size) for dim, size in zip(dims, shape, strict=True)]
         for x, aval in zip(operands, avals, strict=True):
-            if x.requires_grad and x.from_batch and x.dims:
-                repeated = [dim for dim, mine in zip(dims, x.dims, strict=True) if dim and not mine]
-                walk.may_need("all-reduce", repeated, x, aval, "gradient of a repeated array")
+            if x.from_batch and x.dims:
+                walk.repeats(x, aval, [dim if not mine else () for dim, mine in zip(dims, x.dims, strict=True)])
         results.append(combined(operands, dims))
     if equation.primitive.name in ("add", "add_any"):
         walk.adds(equation, operands, results[0])
@@ -109,6 +108,8 @@ def _dot(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
     for x, aval, free in ((left, left_aval, right_free), (right, right_aval, left_free)):
         if x.requires_grad and x.from_batch and not _is_summed_later(x):
             walk.may_need("all-reduce", free, x, aval, "gradient of a matmul's input", of=x)
+    if left.from_batch and right.from_batch:
+        walk.compares(left_free, right, right_aval)
     composed = any(
         x.requires_grad and not x.from_batch and not x.path for x in (left, right)
     )  # such as learned queries
@@ -158,8 +159,8 @@ def _broadcast(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
         if x.dims[i] or shape[place] == 1:
             dims[place] = x.dims[i]
             new.discard(place)
-    if x.requires_grad and x.from_batch:
-        walk.may_need("all-reduce", [dims[i] for i in new], x, equation.invars[0].aval, "gradient of a repeated array")
+    if x.from_batch:
+        walk.repeats(x, equation.invars[0].aval, [dim if place in new else () for place, dim in enumerate(dims)])
     return [viewed(x, tuple(dims))]
 
 

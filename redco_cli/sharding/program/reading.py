@@ -17,11 +17,12 @@ from redco_cli.sharding.axes import Axis, Dim, factors, fresh_dims
 from redco_cli.sharding.gradients import without_gradient
 from redco_cli.sharding.ownership import owners
 from redco_cli.sharding.parameter import Parameter
-from redco_cli.sharding.program import indexing, marks, matrices, primitives, shard_map  # noqa: F401  rules register themselves
+from redco_cli.sharding.program import marks, matrices, primitives  # noqa: F401  rules register themselves
 from redco_cli.sharding.program.branches import branch_shares
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Use, Value, as_moved
 from redco_cli.sharding.program.rows.first import rows_first
 from redco_cli.sharding.program.rows.lookups import casts
+from redco_cli.sharding.program.rules import indexing, programs, shard_map  # noqa: F401  as those above
 from redco_cli.sharding.program.walk import Walk
 
 _Event = TypeVar("_Event", Matmul, RowLookup, Use)
@@ -183,7 +184,7 @@ def read_traced(traced: Traced) -> Reading:
         batch_dims,
         input_axes,
         _within_heads(parameters, heads, compared),
-        tuple(as_moved(walk.collectives, walk.moved_as, walk.partial, walk.factors)),
+        tuple(as_moved(walk.collectives, walk.moved_as, walk.partial, walk.factors, _axes(batch_dims))),
         frozenset(_axes(dims) for dims in (*walk.arrays, *(parameter.dims for parameter in parameters))),
         frozenset(heads),
         _by_path(walk.matmuls),

@@ -1,7 +1,6 @@
 """Reads a traced program and finds the logical axes of everything in it.
 
-Each primitive says how the dims of its results follow from those of its operands (`primitives.py`); here are the ones
-that hold programs themselves. Loops run once over their body: what a carry is before and after is unified.
+Each primitive says how the dims of its results follow from those of its operands: see `primitives`, and `rules`.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from typing import Any
 
 from jax.extend import core
 
-from redco_cli.sharding.axes import Dim, fresh_dims, mark_layer, unify
+from redco_cli.sharding.axes import Dim, fresh_dims, unify
 from redco_cli.sharding.program.events import (
+    COMPARED,
     GRADIENT,
     ActivationProduct,
     Matmul,
@@ -23,18 +23,14 @@ from redco_cli.sharding.program.events import (
     RowLookup,
     Use,
     Value,
-    bytes_moved,
     itemsize,
 )
 from redco_cli.sharding.program.reference import reference_jaxpr
-from redco_cli.sharding.recomputed import computed_again
-from redco_cli.sharding.scans import scan_counts
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
 _RULES: dict[str, Rule] = {}
 _VIEWS = ("reshape", "transpose", "convert_element_type")
 """Of one array, the same view is one array too, however often a program takes it."""
-_RECOMPUTED = ("remat", "remat2", "checkpoint")
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -169,6 +165,20 @@ class Walk:
         if operand.requires_grad:
             self.may_need("all-reduce", dims, operand, aval, f"{GRADIENT} {what}")
 
+    def compares(self, dims: Sequence[Dim], x: Value, aval: Any) -> None:
+        """Notes that an array meets others along some dims, which may turn out to be its own."""
+        self.may_need("all-gather", dims, x, aval, COMPARED, of=x)
+        if x.requires_grad:
+            self.may_need("reduce-scatter", dims, x, aval, f"{GRADIENT} {COMPARED}", of=x)
+
+    def repeats(self, x: Value, aval: Any, along: Sequence[Dim]) -> None:
+        """Notes that an array is repeated along some of the dims of a result, where it has no dim of its own."""
+        if any(along):
+            last = max((place for place, dim in enumerate(along) if not dim), default=0)
+            self.compares(along[:last], x, aval)
+            if x.requires_grad:
+                self.may_need("all-reduce", along, x, aval, f"{GRADIENT} a repeated array")
+
     def may_need_sums(self, contracted: Sequence[Dim], result: Value, aval: Any, what: str) -> None:
         """Notes that splitting what a product sums over leaves partial sums."""
         self.partial[id(result)] = result, result
@@ -218,83 +228,3 @@ def unify_values(first: Value, second: Value) -> Value:
     for a, b in zip(first.dims, second.dims, strict=True):
         unify(a, b)
     return Value(first.dims, first.requires_grad or second.requires_grad, first.from_batch or second.from_batch)
-
-
-@rule(
-    "jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint", "custom_jvp_call",
-    "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "custom_vmap_call", "composite",
-)  # fmt: skip
-def call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    """The rule of what only holds a program."""
-    inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params)
-    outside = walk.recomputes, walk.again
-    if equation.primitive.name in _RECOMPUTED:
-        walk.recomputes, walk.again = True, walk.again + Counter(computed_again(inner, equation.params["policy"]))
-    results = walk.closed(inner, operands) if hasattr(inner, "jaxpr") else walk.run(inner, [], operands)
-    walk.recomputes, walk.again = outside
-    return results
-
-
-@rule("scan")
-def _scan(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    params = equation.params
-    consts, carried = scan_counts(params)
-    slices = []
-    for x in operands[consts + carried :]:
-        mark_layer(x.dims[0])
-        slices.append(viewed(x, x.dims[1:]))
-    before = _settled(walk, params["jaxpr"], operands[consts : consts + carried], operands[:consts], slices)
-    with walk.repeated(params["length"]):
-        results = walk.closed(params["jaxpr"], [*operands[:consts], *before, *slices])
-    after = [unify_values(a, b) for a, b in zip(before, results, strict=False)]
-    stacked = []
-    for y in results[carried:]:
-        layer = fresh_dims((params["length"],))
-        mark_layer(layer[0])
-        stacked.append(Value(layer + y.dims, y.requires_grad, y.from_batch))
-    return after + stacked
-
-
-@rule("while")
-def _while(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    skipped = equation.params["cond_nconsts"]
-    first = skipped + equation.params["body_nconsts"]
-    body = equation.params["body_jaxpr"]
-    before = _settled(walk, body, operands[first:], operands[skipped:first], [])
-    results = walk.closed(body, [*operands[skipped:first], *before])
-    return [unify_values(a, b) for a, b in zip(before, results, strict=True)]
-
-
-def _settled(
-    walk: Walk, body: Any, carried: list[Value], consts: Sequence[Value], slices: Sequence[Value]
-) -> list[Value]:
-    """The carry of a loop as it is after some rounds: zeros or weights at first, activations later."""
-    for _ in carried:
-        once = Walk()
-        results = once.closed(body, [*consts, *carried, *slices])
-        walk.fast += [dim for one in once.matmuls for dim in one.produced] + once.fast
-        after = [
-            x._replace(requires_grad=x.requires_grad or y.requires_grad, from_batch=x.from_batch or y.from_batch)
-            for x, y in zip(carried, results, strict=False)
-        ]
-        if after == carried:
-            break
-        carried = after
-    return carried
-
-
-@rule("cond")
-def _cond(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    """Each branch as often as it is taken; where that is not known, the one that may move most stands for all."""
-    branches, before = equation.params["branches"], walk.collectives
-    shares, found = walk.shares.get(id(equation)), []
-    results: list[Value] = []
-    for number, branch in enumerate(branches):
-        walk.collectives = []
-        with walk.repeated(1 if shares is None else shares[number]):
-            other = walk.closed(branch, operands[1:])
-        results = [unify_values(a, b) for a, b in zip(results, other, strict=True)] if number else other
-        found.append(walk.collectives)
-    most = max(found, key=lambda events: sum(one.count * bytes_moved(one, {}) for one in events))
-    walk.collectives = before + (most if shares is None else [one for events in found for one in events if one.count])
-    return results

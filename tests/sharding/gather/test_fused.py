@@ -107,7 +107,20 @@ def recurrent(params, batch):
     return ((states.swapaxes(0, 1) @ params["out"] - batch["y"]) ** 2).mean()
 
 
+def convolved(params, batch):
+    """As WaveNet has it: causal convolutions whose channels are those of an array and of its gate."""
+    x = batch["x"]
+    for p in params.values():
+        made = jax.lax.conv_general_dilated(
+            x, p["kernel"], (1,), [(2, 0)], rhs_dilation=(2,), dimension_numbers=("NHC", "HIO", "NHC")
+        )
+        value, gate = jnp.split(made + p["bias"], 2, -1)
+        x = x + jnp.tanh(value) * jax.nn.sigmoid(gate) @ p["out"]
+    return ((norm(x) - batch["y"]) ** 2).mean()
+
+
 LAYER = {name: draw(*shape, seed=len(name)) / 4 for name, shape in SHAPES.items()}
+CONVOLVED = {"kernel": draw(2, D, 4 * D) / 4, "bias": draw(4 * D, seed=2), "out": draw(2 * D, D, seed=1)}
 GATED = {"in": draw(D, 4 * D), "out": draw(2 * D, D, seed=1)}
 PROGRAMS = {
     **{
@@ -120,12 +133,13 @@ PROGRAMS = {
     ),
     "stacked": (stacked, {"layers": jax.tree.map(lambda leaf: np.stack([leaf, -leaf]), LAYER)}),
     "gated": (gated, {"first": GATED, "second": GATED}),
+    "convolved": (convolved, {"first": CONVOLVED, "second": CONVOLVED}),
     "recurrent": (
         recurrent,
         {"wx": draw(D, 4 * D), "wh": draw(D, 4 * D, seed=1), "bias": draw(4 * D), "out": draw(D, D, seed=2)},
     ),
 }
-QUICK = ("in_thirds", "two_and_one", "in_heads", "stacked", "recurrent")
+QUICK = ("in_thirds", "two_and_one", "in_heads", "stacked", "recurrent", "convolved")
 
 
 def given(name, sizes):
@@ -144,7 +158,7 @@ def given(name, sizes):
 def test_loss_and_gradients_are_those_of_one_device(name, sizes):
     loss_fn, params, batch, plan = given(name, sizes)
     fused = {row.path: row.usage.parts for row in plan.rows if row.usage.parts > 1}
-    counts = {"gated": {2}, "recurrent": {4}}.get(name, {3})
+    counts = {"gated": {2}, "convolved": {2}, "recurrent": {4}}.get(name, {3})
     assert set(fused.values()) == counts
     assert len(fused) == sum(row.reason.endswith("each split, exchanged where it is used") for row in plan.rows)
     found = attempt(loss_fn, params, batch, plan, reshard_after_forward=name == "gated")
@@ -152,7 +166,7 @@ def test_loss_and_gradients_are_those_of_one_device(name, sizes):
 
 
 @pytest.mark.parametrize(
-    "name", ["in_thirds", "stacked", *slowly("in_slices", "in_a_dim", "in_heads", "transposed", "gated")]
+    "name", ["in_thirds", "stacked", "convolved", *slowly("in_slices", "in_a_dim", "in_heads", "transposed", "gated")]
 )
 def test_what_they_make_is_not_moved(name):
     """Between the pairs of matmuls nothing moves: two sums forward and back for two blocks, and the weights."""
