@@ -74,5 +74,5 @@ def test_what_moves_among_examples_is_predicted(loss, mesh):
     plan = derive(loss, params, batch, MESHES[mesh])
     predicted = sum(sent_bytes(one, MESHES[mesh]) for one in plan.collectives)
     assert moved(loss, params, batch, MESHES[mesh]) == pytest.approx(
-        predicted, rel=0.2 if loss is of_a_step_within else 0.05
+        predicted, rel=0.25 if loss is of_a_step_within else 0.05
     )
