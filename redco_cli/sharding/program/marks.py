@@ -10,8 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from redco_cli.sharding.axes import factors
 from redco_cli.sharding.program import primitives  # noqa: F401  which has a rule for all names, before the one here
 from redco_cli.sharding.program.events import Value
-from redco_cli.sharding.program.rules.programs import call
-from redco_cli.sharding.program.walk import Walk, rule, viewed
+from redco_cli.sharding.program.walk import Walk, call, rule, viewed
 
 _WHOLE = "redco: whole dim "
 _USUALLY = "redco: usually "

@@ -22,7 +22,7 @@ from redco_cli.sharding.program.branches import branch_shares
 from redco_cli.sharding.program.events import Matmul, PossibleCollective, RowLookup, Use, Value, as_moved
 from redco_cli.sharding.program.rows.first import rows_first
 from redco_cli.sharding.program.rows.lookups import casts
-from redco_cli.sharding.program.rules import indexing, programs, shard_map  # noqa: F401  as those above
+from redco_cli.sharding.program.rules import control_flow, indexing, shard_map  # noqa: F401  as those above
 from redco_cli.sharding.program.walk import Walk
 
 _Event = TypeVar("_Event", Matmul, RowLookup, Use)

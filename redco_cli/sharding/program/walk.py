@@ -1,6 +1,7 @@
 """Reads a traced program and finds the logical axes of everything in it.
 
-Each primitive says how the dims of its results follow from those of its operands: see `primitives`, and `rules`.
+Each primitive says how the dims of its results follow from those of its operands: see `primitives` and `rules`. That of
+calls is here.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from redco_cli.sharding.program.events import (
     itemsize,
 )
 from redco_cli.sharding.program.reference import reference_jaxpr
+from redco_cli.sharding.recomputed import computed_again
 
 Rule = Callable[["Walk", Any, list[Value]], list[Value]]
 _RULES: dict[str, Rule] = {}
 _VIEWS = ("reshape", "transpose", "convert_element_type")
 """Of one array, the same view is one array too, however often a program takes it."""
+_RECOMPUTED = ("remat", "remat2", "checkpoint")
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -228,3 +231,18 @@ def unify_values(first: Value, second: Value) -> Value:
     for a, b in zip(first.dims, second.dims, strict=True):
         unify(a, b)
     return Value(first.dims, first.requires_grad or second.requires_grad, first.from_batch or second.from_batch)
+
+
+@rule(
+    "jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint", "custom_jvp_call",
+    "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "custom_vmap_call", "composite",
+)  # fmt: skip
+def call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
+    """The rule of what only holds a program."""
+    inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params)
+    outside = walk.recomputes, walk.again
+    if equation.primitive.name in _RECOMPUTED:
+        walk.recomputes, walk.again = True, walk.again + Counter(computed_again(inner, equation.params["policy"]))
+    results = walk.closed(inner, operands) if hasattr(inner, "jaxpr") else walk.run(inner, [], operands)
+    walk.recomputes, walk.again = outside
+    return results

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from redco_cli.sharding.program.events import COMPARED
 from tests.sharding.program.notation import H, W, X, walked_axes
 
 I32 = jnp.int32
@@ -218,6 +219,8 @@ MOVES = {
             "all-reduce if c: a b d, 1 x partial sums of a matmul",
             "all-reduce if d: a b c, 1 x gradient of a matmul's input",
             "all-reduce if b: a d c, 1 x gradient of a matmul's input",
+            f"all-gather if b: a d c, 1 x {COMPARED}",
+            f"reduce-scatter if b: a d c, 1 x gradient of {COMPARED}",
         ],
     ),
     "sum": (lambda x: x.sum(1), H(4, 6, 5), ["all-reduce if b: a c, 1 x partial sums of a reduction"]),

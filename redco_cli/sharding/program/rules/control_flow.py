@@ -1,36 +1,17 @@
-"""The rules of primitives that hold programs.
+"""The rules of loops and conditionals.
 
 Loops run once over their body: what a carry is before and after is unified.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from redco_cli.sharding.axes import fresh_dims, mark_layer
 from redco_cli.sharding.program.events import Value, bytes_moved
 from redco_cli.sharding.program.walk import Walk, rule, unify_values, viewed
-from redco_cli.sharding.recomputed import computed_again
 from redco_cli.sharding.scans import scan_counts
-
-_RECOMPUTED = ("remat", "remat2", "checkpoint")
-
-
-@rule(
-    "jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "remat", "remat2", "checkpoint", "custom_jvp_call",
-    "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "custom_vmap_call", "composite",
-)  # fmt: skip
-def call(walk: Walk, equation: Any, operands: list[Value]) -> list[Value]:
-    """The rule of what only holds a program."""
-    inner = next(equation.params[key] for key in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call") if key in equation.params)
-    outside = walk.recomputes, walk.again
-    if equation.primitive.name in _RECOMPUTED:
-        walk.recomputes, walk.again = True, walk.again + Counter(computed_again(inner, equation.params["policy"]))
-    results = walk.closed(inner, operands) if hasattr(inner, "jaxpr") else walk.run(inner, [], operands)
-    walk.recomputes, walk.again = outside
-    return results
 
 
 @rule("scan")
