@@ -74,9 +74,7 @@ class Copies:
         return self.seen[key][1]
 
     def cut(self, x: Any) -> Any:
-        """The examples of an array in as many parts as devices have them; the same for all products that go back to
-        it, which XLA puts together over `tensor` once then.
-        """
+        """The examples of an array in as many parts as devices have; of all products with it XLA then gathers one."""
         if id(x) not in self.cuts:
             self.cuts[id(x)] = x, cut(x, 0, batch_ways(self.mesh))
         return self.cuts[id(x)][1]

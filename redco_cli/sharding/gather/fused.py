@@ -192,22 +192,18 @@ def _of_product(equation: Any, operands: Sequence[Any]) -> tuple[Any, int] | Non
 
 
 def _of_convolution(equation: Any, operands: Sequence[Any], apply: Apply) -> list[Unmerged] | None:
-    """The result of a convolution, which has one dim of channels: those of all projections one after the other, of each
-    the first, of each the second, and so on, of which contiguous blocks are as much of each.
+    """The result of a convolution, whose channels are one dim: the first of each projection, the second of each, and so
+    on, so that contiguous blocks have as much of every one.
     """
-    images, kernel = operands
-    numbers, params = equation.params["dimension_numbers"], equation.params
-    counts = params["feature_group_count"], params["batch_group_count"]
-    if isinstance(images, Unmerged) or counts != (1, 1) or kernel.dim != numbers.rhs_spec[0]:
+    (images, kernel), params = operands, equation.params
+    numbers, groups = params["dimension_numbers"], (params["feature_group_count"], params["batch_group_count"])
+    if isinstance(images, Unmerged) or groups != (1, 1) or kernel.dim != numbers.rhs_spec[0]:
         return None
     own, dim, there = kernel.plain(), kernel.dim, numbers.out_spec[1]
     turned = jnp.swapaxes(own, dim, dim + 1).reshape(_merged(own.shape, dim))
     (result,) = apply(equation, [images, turned])
-    return [
-        Unmerged(
-            jnp.swapaxes(result.reshape(_unmerged(result.shape, there, own.shape[dim + 1])), there, there + 1), there
-        )
-    ]
+    apart = result.reshape(_unmerged(result.shape, there, own.shape[dim + 1]))
+    return [Unmerged(jnp.swapaxes(apart, there, there + 1), there)]
 
 
 def _of_broadcast(equation: Any, operands: Sequence[Any]) -> tuple[Any, int] | None:
