@@ -881,11 +881,19 @@ def test_a_weight_with_one_output_is_no_router():
     [
         (lambda x, a, b: a + b, 1),
         (lambda x, a, b: x + (a + b), 1),
+        (lambda x, a, b: sum([a, b]), 1),
         (lambda x, a, b: (x + a) + b, 2),
         (lambda x, a, b: (a + b) * a.mean(), 2),
         (lambda x, a, b: jnp.tanh(a) + b, 2),
     ],
-    ids=["two", "two and a stream", "one after the other", "one used once more", "one changed before"],
+    ids=[
+        "two",
+        "two and a stream",
+        "two and nothing",
+        "one after the other",
+        "one used once more",
+        "one changed before",
+    ],
 )
 def test_partial_sums_that_are_added_before_anything_else_are_moved_once(added, count):
     def loss(p, batch):

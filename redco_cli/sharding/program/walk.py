@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from jax.extend import core
 
 from redco_cli.sharding.axes import Dim, fresh_dims, unify
@@ -189,9 +190,10 @@ class Walk:
 
     def adds(self, equation: Any, operands: Sequence[Value], result: Value) -> None:
         """Notes that arrays are added up: where all are partial sums, for nothing else, these are moved as one."""
-        ones = [self.partial[id(x)][1] for x in operands if id(x) in self.partial]
-        if len(ones) == len(operands) and all(self._uses[atom] == 1 for atom in equation.invars):
-            self.partial.update({id(x): (x, ones[0]) for x in (*operands, result)})
+        summands = [(x, atom) for x, atom in zip(operands, equation.invars, strict=True) if not _is_zero(atom)]
+        ones = [self.partial[id(x)][1] for x, _ in summands if id(x) in self.partial]
+        if len(ones) == len(summands) > 0 and all(self._uses[atom] == 1 for _, atom in summands):
+            self.partial.update({id(x): (x, ones[0]) for x in (*(x for x, _ in summands), result)})
 
     @property
     def times(self) -> int:
@@ -205,6 +207,11 @@ class Walk:
         self._times = round(outside * times)
         yield
         self._times = outside
+
+
+def _is_zero(atom: Any) -> bool:
+    """Whether it is what a sum of several begins with."""
+    return isinstance(atom, core.Literal) and np.ndim(atom.val) == 0 and bool(atom.val == 0)
 
 
 def constant(aval: Any) -> Value:
