@@ -7,11 +7,12 @@ whole gradient of a product with a parameter that is not split, and each has its
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+from jax.extend import core
 from jax.sharding import Mesh
 
 from redco_cli.sharding.gather.by_rows import whole_input, whole_sum
@@ -21,8 +22,22 @@ from redco_cli.sharding.gather.sharded import Sharded, cut
 from redco_cli.sharding.plan import TENSOR, as_dims
 from redco_cli.sharding.program.rewrite import bind
 
-PRODUCTS = ("dot_general", "conv_general_dilated")
-"""Primitives that multiply arrays with parameters."""
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+@dataclass
+class _Made:
+    """What was made of an array.
+
+    Attributes:
+        of: the array, kept so that no other has its `id`.
+        where: the trace that it was made in: no other around or beside that knows it.
+        result: what was made.
+    """
+
+    of: Any
+    where: Any
+    result: Any
 
 
 @dataclass(frozen=True)
@@ -31,16 +46,13 @@ class Copies:
 
     Attributes:
         mesh: the devices.
-        multiplied: arrays that parameters multiplied, and each as the products see it; by their `id`, and whether each
-            device has a part of the parameter.
-        seen: by their `id` and how, arrays that were seen in another way, and what that gave.
-        cuts: by their `id`, arrays whose examples were cut, and what that gave.
+        outermost: the trace of the whole program, whose arrays are known in all loops and branches of it.
+        made: by the `id` of an array and what was asked for, what was made of it, in each trace.
     """
 
     mesh: Mesh
-    multiplied: dict[tuple[int, bool], tuple[Any, Any]] = field(default_factory=dict)
-    seen: dict[tuple[int, str], tuple[Any, Any]] = field(default_factory=dict)
-    cuts: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    outermost: Any = field(default_factory=core.get_opaque_trace_state)
+    made: dict[tuple[int, Any], list[_Made]] = field(default_factory=dict)
 
     @property
     def _is_over_tensor(self) -> bool:
@@ -55,9 +67,7 @@ class Copies:
         place = self._multiplied(equation, operands)
         if place is None or not self.are_shared(operands[1 - place]):
             return operands
-        other = operands[1 - place]
-        key = id(other), _is_in_parts(operands[place])
-        _, seen = self.multiplied.setdefault(key, (other, _copy(other)))
+        seen = self._once(operands[1 - place], _is_in_parts(operands[place]), _copy)
         seen = whole_input(seen, equation, operands[place], place, self.mesh)
         return [x if _is_weight(x) else seen for x in operands]
 
@@ -68,20 +78,25 @@ class Copies:
 
     def viewed(self, equation: Any, x: Any) -> Any:
         """The array cast or in another shape; the same for all that do so, whose products then share one copy."""
-        key = id(x), f"{equation.primitive.name} {equation.params}"
-        if key not in self.seen:
-            self.seen[key] = x, bind(equation, [x])[0]
-        return self.seen[key][1]
+        view = f"{equation.primitive.name} {equation.params}"
+        return self._once(x, view, lambda x: bind(equation, [x])[0])
 
     def cut(self, x: Any) -> Any:
         """The examples of an array in as many parts as devices have; of all products with it XLA then gathers one."""
-        if id(x) not in self.cuts:
-            self.cuts[id(x)] = x, cut(x, 0, batch_ways(self.mesh))
-        return self.cuts[id(x)][1]
+        return self._once(x, "cut", lambda x: cut(x, 0, batch_ways(self.mesh)))
+
+    def _once(self, x: Any, asked: Any, make: Callable[[Any], Any]) -> Any:
+        """What is made of an array, unless it is there already, in this trace or in the outermost."""
+        now, made = core.get_opaque_trace_state(), self.made.setdefault((id(x), asked), [])
+        known = [one.result for one in made if one.where in (now, self.outermost)]
+        if not known:
+            known.append(make(x))
+            made.append(_Made(x, now, known[0]))
+        return known[0]
 
     def _multiplied(self, equation: Any, operands: Sequence[Any]) -> int | None:
         """Which operand of a product is its one parameter, on a mesh with `tensor`."""
-        if equation.primitive.name not in PRODUCTS or not self._is_over_tensor:
+        if equation.primitive.name not in _PRODUCTS or not self._is_over_tensor:
             return None
         places = [place for place, x in enumerate(operands) if _is_weight(x)]
         return places[0] if len(places) == 1 else None

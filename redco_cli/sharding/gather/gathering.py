@@ -22,7 +22,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from redco_cli.sharding.gather import unpartitioned
 from redco_cli.sharding.gather.conditionals import is_rematerialised, rematerialised_switch
-from redco_cli.sharding.gather.copies import PRODUCTS, Copies
+from redco_cli.sharding.gather.copies import Copies
 from redco_cli.sharding.gather.fused import Unmerged, is_fused, on_unmerged, unmerged
 from redco_cli.sharding.gather.in_place import InPlace, computed_in_place, done_in_place, taken_apart
 from redco_cli.sharding.gather.local.composed import Composed, composed, composes, outside_of_loop
@@ -35,6 +35,7 @@ from redco_cli.sharding.gather.rows import looked_up, looked_up_by_all, moves_ro
 from redco_cli.sharding.gather.sharded import Apart, Sharded
 from redco_cli.sharding.pieces.rules import in_pieces
 from redco_cli.sharding.plan import DATA, FSDP, TENSOR, Usage, as_dims, as_spec
+from redco_cli.sharding.program.channels import cut_channels
 from redco_cli.sharding.program.examples import Examples, find_examples
 from redco_cli.sharding.program.marks import GRADIENT_FIRST
 from redco_cli.sharding.program.rewrite import (
@@ -63,6 +64,7 @@ class _Gathering:
         in_place: what is computed of weights where they live.
         features: what is split over `tensor`.
         copies: of arrays that parameters multiply.
+        channels: results of convolutions that are taken apart, and used for nothing else.
     """
 
     mesh: Mesh
@@ -72,6 +74,7 @@ class _Gathering:
     in_place: InPlace
     features: unpartitioned.Features
     copies: Copies
+    channels: frozenset[Any]
     enters: frozenset[str] = frozenset()
     calls: frozenset[str] = frozenset({GRADIENT_FIRST})
     everywhere: bool = False
@@ -159,7 +162,9 @@ class _Gathering:
         return results or self.use(equation, [x.array() if isinstance(x, Unmerged) else x for x in operands])
 
     def _on_whole(self, equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        if equation.primitive.name in PRODUCTS and any(map(is_fused, operands)):
+        if any(map(is_fused, operands)) and (
+            equation.primitive.name == "dot_general" or equation.outvars[0] in self.channels
+        ):
             return self._on_unmerged(equation, [unmerged(x) if is_fused(x) else x for x in operands])
         if is_product(equation, operands, self.examples):
             return self.copies.summed(equation, operands, [product(equation, operands)])
@@ -187,6 +192,8 @@ def gathering(
 
     Args:
         function: `function(params, *others)`, any that JAX can trace; the first of the others is a batch of examples.
+            It may have derivatives of any order in it. What is returned here has those of first order alone, in
+            reverse: of a second one, what loops and products of weights add to it is missing.
         specs: like the parameters, where each lives.
         gathered: the same, where each is used; one that is told to be in shards over `fsdp` still is gathered where
             more is done with it than looking up a few of its rows.
@@ -232,7 +239,8 @@ def gathering(
         places = zip(kept, lives, used, how, strict=True)
         several = used_severally(jaxpr)
         stored = [Sharded(leaf, where, there, mesh, own, several=several) for leaf, where, there, own in places]
-        told = mesh, reshard_after_forward, examples, narrow, in_place, features, Copies(mesh)
+        shared = Copies(mesh), frozenset(cut_channels(jaxpr))
+        told = mesh, reshard_after_forward, examples, narrow, in_place, features, *shared
         rewriting = _Gathering(*told, everywhere=transforms or has_neighbours(jaxpr))
         results = rewritten(closed, [*stored, *jax.tree.leaves(others)], rewriting)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
