@@ -209,6 +209,8 @@ def in_a_step(
         elif one.what in PER_PASS:
             twice = 2 if regathers and one.what == PARAMETERS else 1
             found.append(replace(one, count=one.count * passes * twice, bytes=one.bytes * passes * twice))
+        elif one.kind == ALL_REDUCE and one.axis != TENSOR:  # sums over examples, however many they are
+            found.append(replace(one, count=one.count * passes, bytes=one.bytes * passes))
         else:
             found.append(replace(one, count=one.count * passes, bytes=int(one.bytes * scale)))
     return tuple(found)

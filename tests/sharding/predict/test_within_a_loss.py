@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from redco_cli.sharding import derive
+from redco_cli.sharding.plan import Collective
+from redco_cli.sharding.predict.collectives import in_a_step
 from redco_cli.sharding.rings import sent_bytes
 from tests.sharding.beside import CUBE, draw, moved, slowly
 
@@ -76,3 +78,11 @@ def test_what_moves_among_examples_is_predicted(loss, mesh):
     assert moved(loss, params, batch, MESHES[mesh]) == pytest.approx(
         predicted, rel=0.25 if loss is of_a_step_within else 0.05
     )
+
+
+def test_sums_do_not_grow_with_the_examples_of_a_step():
+    """Four passes of two examples each, of a plan for one: statistics move once in each, activations with the examples."""
+    statistics = Collective("all-reduce", "data+fsdp", "partial sums of a matmul", count=1, bytes=100)
+    activations = Collective("all-reduce", "tensor", "partial sums of a matmul", count=1, bytes=100)
+    found = in_a_step([statistics, activations], 4, 8.0, regathers=False, kept=1.0)
+    assert [one.bytes for one in found] == [400, 800]
