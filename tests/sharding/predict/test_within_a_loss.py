@@ -81,7 +81,7 @@ def test_what_moves_among_examples_is_predicted(loss, mesh):
 
 
 def test_sums_do_not_grow_with_the_examples_of_a_step():
-    """Four passes of two examples each, of a plan for one: statistics move once in each, activations with the examples."""
+    """Of four passes of two examples, of a plan for one: statistics move once a pass, activations with the examples."""
     statistics = Collective("all-reduce", "data+fsdp", "partial sums of a matmul", count=1, bytes=100)
     activations = Collective("all-reduce", "tensor", "partial sums of a matmul", count=1, bytes=100)
     found = in_a_step([statistics, activations], 4, 8.0, regathers=False, kept=1.0)
