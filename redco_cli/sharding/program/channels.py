@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,18 +24,19 @@ def cut_channels(jaxpr: Any) -> Iterator[Any]:
     Args:
         jaxpr: the program.
     """
+    for inner in itertools.chain.from_iterable(core.jaxprs_in_params(one.params) for one in jaxpr.eqns):
+        yield from cut_channels(inner)
+    convolutions = [one for one in jaxpr.eqns if one.primitive.name == "conv_general_dilated"]
+    if not convolutions:
+        return
     path = _Path.of(jaxpr, dict.fromkeys(variables_of(jaxpr.outvars), ()))
-    for equation in jaxpr.eqns:
-        for inner in core.jaxprs_in_params(equation.params):
-            yield from cut_channels(inner)
-        params = equation.params
-        if equation.primitive.name == "conv_general_dilated" and params["feature_group_count"] == 1:
-            (made,) = equation.outvars
-            if path.ends_in_parts(made, params["dimension_numbers"].out_spec[1]):
-                yield made
+    for equation in convolutions:
+        (made,), numbers = equation.outvars, equation.params["dimension_numbers"]
+        if equation.params["feature_group_count"] == 1 and path.ends_in_parts(made, numbers.out_spec[1]):
+            yield made
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Path:
     """What becomes of the variables of a program.
 
@@ -57,29 +59,31 @@ class _Path:
 
     def ends_in_parts(self, x: Any, dim: int) -> bool:
         """Whether all that becomes of a dim of an array, entry by entry, is that it is cut into parts."""
-        readers, outside = self.readers.get(x, ()), self.results.get(x, ())
-        if (x in self.results and not outside) or not (readers or outside):
-            return False
-        return all(path.ends_in_parts(own, dim) for path, own in outside) and all(
-            self._cuts(one, x, dim) for one in readers
-        )
+        pending, seen = [(self, x)], set[tuple[_Path, Any]]()
+        while pending:
+            path, x = pending.pop()
+            if (path, x) not in seen:
+                seen.add((path, x))
+                outside = path.results.get(x, ())
+                becomes = [path._becomes(one, x, dim) for one in path.readers.get(x, ())]
+                if None in becomes or not (becomes or outside) or (x in path.results and not outside):
+                    return False
+                pending += [*outside, *itertools.chain.from_iterable(filter(None, becomes))]
+        return True
 
-    def _cuts(self, equation: Any, x: Any, dim: int) -> bool:
+    def _becomes(self, equation: Any, x: Any, dim: int) -> Sequence[tuple[_Path, Any]] | None:
+        """What an equation makes of an array, entry by entry: nothing where it cuts it, None if it does otherwise."""
         name, params, shape = equation.primitive.name, equation.params, x.aval.shape
         if name == "split":
-            return bool(params["axis"] == dim)
+            return [] if params["axis"] == dim else None
         if name == "slice":
-            return bool(params["limit_indices"][dim] - params["start_indices"][dim] < shape[dim])
+            return [] if params["limit_indices"][dim] - params["start_indices"][dim] < shape[dim] else None
         inside = list(core.jaxprs_in_params(params))
         if name in INLINED and len(inside) == 1:  # it is entered where the program is rewritten
-            ends = zip(inside[0].outvars, equation.outvars, strict=True)
-            path = _Path.of(inside[0], {own: [(self, there)] for own, there in ends if not _is_number(own)})
-            pairs = zip(equation.invars, inside[0].invars, strict=True)
-            return all(path.ends_in_parts(own, dim) for atom, own in pairs if atom is x)
+            (inner,), ends = inside, zip(inside[0].outvars, equation.outvars, strict=True)
+            outside = {own: [(self, there)] for own, there in ends if not isinstance(own, core.Literal)}
+            path, pairs = _Path.of(inner, outside), zip(equation.invars, inner.invars, strict=True)
+            return [(path, own) for atom, own in pairs if atom is x]
         if name not in _OF_EACH or equation.outvars[0].aval.shape != shape:
-            return False
-        return all(self.ends_in_parts(result, dim) for result in equation.outvars)
-
-
-def _is_number(atom: Any) -> bool:
-    return isinstance(atom, core.Literal)
+            return None
+        return [(self, result) for result in equation.outvars]

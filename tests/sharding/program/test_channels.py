@@ -43,3 +43,16 @@ def test_channels_that_are_cut(function):
 @pytest.mark.parametrize("function", KEPT.values(), ids=KEPT)
 def test_channels_that_are_used_together(function):
     assert list(cut_channels(jax.make_jaxpr(function)(X, KERNEL).jaxpr)) == []
+
+
+def doubled(made):
+    for _ in range(60):
+        made = made + jnp.tanh(made) * made
+    return gated(made)
+
+
+@pytest.mark.timeout(20)
+def test_each_array_on_the_way_is_looked_at_once():
+    """Of what meets itself again and again there are more ways than anyone can go."""
+    closed = jax.make_jaxpr(lambda x, k: doubled(convolved(x, k)))(X, KERNEL)
+    assert list(cut_channels(closed.jaxpr))

@@ -23,18 +23,17 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from redco_cli.sharding.gather.local.loops import adds_up, is_array, repeated_of
+from redco_cli.sharding.gather.local.loops import ENTERED, adds_up, is_array, read_by, repeated_of
 from redco_cli.sharding.gather.repeated import Repeated
 from redco_cli.sharding.gather.sharded import SMALL, Sharded
 from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.primitives import OF_EACH_ENTRY
-from redco_cli.sharding.program.rewrite import CONTROL_FLOW, INLINED, REMATERIALISED, VIEWS, variables_of
+from redco_cli.sharding.program.rewrite import CONTROL_FLOW, VIEWS
 from redco_cli.sharding.program.unevaluated import Unevaluated
 from redco_cli.sharding.scans import scan_counts
 
 _REDUCTIONS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod"})
 _TAKEN_WHOLE = CONTROL_FLOW | {"fft"}
-_ENTERED = INLINED | REMATERIALISED | {"scan"}
 _ROOM = 1.5
 """Of the bytes of what is made, how many it may be made of: a weight to add it to, and factors."""
 
@@ -168,20 +167,15 @@ def composes(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
         jaxpr: the program.
         is_weight: for each of its inputs.
     """
-    weights = {x for x, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
-    for equation in jaxpr.eqns:
-        name, given = equation.primitive.name, [x in weights for x in variables_of(equation.invars)]
-        if not any(given):
-            continue
-        inner = list(core.jaxprs_in_params(equation.params)) if name in _ENTERED else []
-        of_each = [not isinstance(x, core.Literal) and x in weights for x in equation.invars]
-        if any(composes(one, of_each) for one in inner):
-            return True
-        if all(given) and not inner:
-            weights.update(equation.outvars)
-            if name not in VIEWS and any(_nbytes(x.aval) >= SMALL for x in equation.outvars):
-                return True
-    return False
+
+    def is_made(equation: Any, given: Sequence[bool]) -> bool:
+        others = (x for x, yes in zip(equation.invars, given, strict=True) if not yes)
+        return equation.primitive.name not in ENTERED and all(isinstance(x, core.Literal) for x in others)
+
+    return any(
+        is_made(one, given) and one.primitive.name not in VIEWS and any(_nbytes(x.aval) >= SMALL for x in one.outvars)
+        for one, given in read_by(jaxpr, is_weight, is_made)
+    )
 
 
 def outside_of_loop(params: Any, operands: Sequence[Any]) -> list[Any]:

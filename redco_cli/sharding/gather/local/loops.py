@@ -15,7 +15,7 @@ with a weight is done as anywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,29 @@ from redco_cli.sharding.program.examples import Examples
 from redco_cli.sharding.program.rewrite import CONTROL_FLOW, INLINED, REMATERIALISED, VIEWS, bind, variables_of
 from redco_cli.sharding.scans import scan_counts
 
+ENTERED = INLINED | REMATERIALISED | {"scan"}
+"""Primitives whose programs are looked into for what they do with weights."""
+
+
+def read_by(
+    jaxpr: Any, is_weight: Sequence[bool], goes_on: Callable[[Any, Sequence[bool]], bool]
+) -> Iterator[tuple[Any, list[bool]]]:
+    """The equations of a program, and of those inside it, that read weights, and which of their operands these are.
+
+    Args:
+        jaxpr: the program.
+        is_weight: for each of its inputs.
+        goes_on: whether what an equation makes of them is a weight still.
+    """
+    weights = {variable for variable, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
+    for equation in jaxpr.eqns:
+        given = [not isinstance(atom, core.Literal) and atom in weights for atom in equation.invars]
+        if any(given):
+            yield equation, given
+            weights.update(equation.outvars if goes_on(equation, given) else ())
+            for inner in core.jaxprs_in_params(equation.params) if equation.primitive.name in ENTERED else ():
+                yield from read_by(inner, given, goes_on)
+
 
 def repeats(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
     """Whether a program has a loop that uses one of its weights in each iteration.
@@ -43,20 +66,10 @@ def repeats(jaxpr: Any, is_weight: Sequence[bool]) -> bool:
         jaxpr: the program.
         is_weight: for each of its inputs.
     """
-    weights = {variable for variable, yes in zip(jaxpr.invars, is_weight, strict=True) if yes}
-    for equation in jaxpr.eqns:
-        name = equation.primitive.name
-        given = [not isinstance(atom, core.Literal) and atom in weights for atom in equation.invars]
-        if not any(given):
-            continue
-        if name == "scan" and any(given[: scan_counts(equation.params)[0]]) and equation.params["length"] > 1:
-            return True
-        if name in VIEWS:
-            weights.add(equation.outvars[0])
-        enters = name in INLINED | REMATERIALISED or name == "scan"
-        if enters and any(repeats(inner, given) for inner in core.jaxprs_in_params(equation.params)):
-            return True
-    return False
+    return any(
+        one.primitive.name == "scan" and any(given[: scan_counts(one.params)[0]]) and one.params["length"] > 1
+        for one, given in read_by(jaxpr, is_weight, lambda equation, _: equation.primitive.name in VIEWS)
+    )
 
 
 def before_loop(params: Any, operands: Sequence[Any], examples: Examples) -> tuple[list[Any], dict[Any, Any]]:
